@@ -1,0 +1,33 @@
+/*
+ * limits.h - every cap a client can meet, and the defaults of those that are configuration.
+ *
+ * Each has a test at the cap and one above it.
+ */
+#ifndef TV_PROTO_LIMITS_H
+#define TV_PROTO_LIMITS_H
+
+/* Body bytes: verify and the other small calls; create, extend, one-shot, parity (defaults). */
+#define TV_BODY_BYTES_DEFAULT       (1u << 20)
+#define TV_BODY_BYTES_LARGE_DEFAULT (16u << 20)
+
+/* Draft tree, node 0 included (defaults); the engine's own maximum is TV_ENGINE_NODES_MAX. */
+#define TV_NODES_DEFAULT    256
+#define TV_DEPTH_DEFAULT    64
+#define TV_ENGINE_NODES_MAX 1024
+
+#define TV_JSON_DEPTH_MAX    8
+#define TV_WANT_TOP_K_MAX    64
+#define TV_STOP_IDS_MAX      16
+#define TV_SALT_BYTES_MAX    64
+#define TV_LEASE_S_MAX       3600
+#define TV_LEASE_S_DEFAULT   120
+#define TV_DEADLINE_MS_MAX     600000
+#define TV_DEADLINE_MS_DEFAULT 10000
+#define TV_WAIT_MS_MAX       60000
+#define TV_DECODE_TOKENS_MAX 1024
+#define TV_TAIL_TOKENS_MAX   4096
+#define TV_INLINE_BYTES_DEFAULT (16u << 20)
+#define TV_REQUEST_ID_BYTES_MAX 64
+#define TV_SEED_DIGITS_MAX   20
+
+#endif

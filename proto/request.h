@@ -1,0 +1,136 @@
+/*
+ * request.h - decoded requests, and the decoder that makes them from JSON text.
+ *
+ * The decoder checks everything that needs no session state: JSON, schema, ranges, the tree. It
+ * rejects, never repairs, and a refusal leaves nothing behind. Fields of the contract that this
+ * version does not serve are unknown fields (proto/CHANGES.md lists them).
+ */
+#ifndef TV_PROTO_REQUEST_H
+#define TV_PROTO_REQUEST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/limits.h"
+#include "proto/status.h"
+#include "proto/tree.h"
+
+enum tv_call_kind {
+    TV_CALL_CREATE,   /* POST   /v1/sessions */
+    TV_CALL_LIST,     /* GET    /v1/sessions */
+    TV_CALL_STATE,    /* GET    /v1/sessions/{id}?tail=N */
+    TV_CALL_DELETE,   /* DELETE /v1/sessions/{id} */
+    TV_CALL_VERIFY,   /* POST   /v1/sessions/{id}/verify */
+    TV_CALL_EXTEND,   /* POST   /v1/sessions/{id}/extend */
+    TV_CALL_DECODE,   /* POST   /v1/sessions/{id}/decode */
+    TV_CALL_RENEW,    /* POST   /v1/sessions/{id}/renew */
+    TV_CALL_ROUND,    /* GET    /v1/sessions/{id}/rounds/{seq}?wait_ms= */
+    TV_CALL_TENSOR,   /* GET    /v1/sessions/{id}/rounds/{seq}/tensor */
+    TV_CALL_ONESHOT,  /* POST   /v1/verify */
+    TV_CALL_PARITY,   /* POST   /v1/parity?strict=1 */
+    TV_CALL_PARITY_TOTALS,    /* GET /v1/parity */
+    TV_CALL_PARITY_VIOLATION, /* GET /v1/parity/violations/{n} */
+    TV_CALL_MODEL,    /* GET    /v1/model */
+    TV_CALL_HEALTH,   /* GET    /healthz and aliases */
+    TV_CALL_READY,    /* GET    /readyz?deep=1 and alias */
+};
+
+enum tv_rule {
+    TV_RULE_TARGET_WALK = 0,
+    TV_RULE_GREEDY,
+    TV_RULE_COUNT,
+};
+const char *tv_rule_name(enum tv_rule rule);
+
+/* Sampling of a session or one call, as asked; has_seed 0 means the server picks one. */
+struct tv_sampling_request {
+    enum tv_rule rule;
+    double temperature, top_p, min_p;
+    int32_t top_k;
+    int has_seed;
+    uint64_t seed;
+};
+
+enum tv_rows_kind { TV_ROWS_PATH = 0, TV_ROWS_STOP, TV_ROWS_ALL, TV_ROWS_LIST };
+struct tv_rows {
+    enum tv_rows_kind kind;
+    int32_t count;
+    int32_t *nodes; /* [count], owned, for TV_ROWS_LIST; each below the tree's node count */
+};
+
+enum tv_tensor_dtype { TV_TENSOR_F32 = 0, TV_TENSOR_BF16, TV_TENSOR_F16 };
+const char *tv_tensor_dtype_name(enum tv_tensor_dtype dtype);
+
+struct tv_want {
+    int32_t top_k; /* 0 = off */
+    struct tv_rows rows;
+    int logprobs;
+    int logits; /* whole rows wanted */
+    struct tv_rows logits_rows;
+    enum tv_tensor_dtype logits_dtype;
+    int logits_fetch; /* 0 inline, 1 via GET tensor */
+    int shadow;
+};
+
+/* One decoded call. Which members count depends on kind; the rest is zero. */
+struct tv_request {
+    enum tv_call_kind kind;
+    char session[32]; /* "s_" + 22 characters, or "" */
+
+    int32_t seq;
+    char epoch[17];        /* "" when absent */
+    int32_t expected_len;
+    int has_expected_digest;
+    uint8_t expected_digest[16];
+
+    int32_t *tokens; /* [token_count], owned: prompt, extend tokens, one-shot prefix */
+    int32_t token_count;
+    int keep_pending;
+    int32_t max_tokens; /* decode */
+
+    int has_sampling;
+    struct tv_sampling_request sampling;
+    int has_rule; /* verify: this round's rule */
+    enum tv_rule rule;
+
+    int32_t stop_ids[TV_STOP_IDS_MAX];
+    int32_t stop_count;
+    int32_t max_len; /* stop.max_len; 0 = the model's limit */
+    char cache_salt[TV_SALT_BYTES_MAX + 1];
+    int32_t cache_salt_bytes;
+
+    int has_tree;
+    struct tv_tree tree;
+    struct tv_want want;
+    int32_t deadline_ms, lease_s; /* lease_s 0 = absent */
+    int32_t ack;                  /* 0 = absent */
+
+    int32_t tail;        /* state: ?tail=N */
+    int32_t wait_ms;     /* round */
+    int strict, deep;    /* parity, ready */
+    int32_t violation;   /* parity violation number */
+    enum tv_tensor_dtype tensor_dtype;
+    int has_tensor_dtype, has_tensor_rows;
+    struct tv_rows tensor_rows;
+
+    uint8_t body_hash[32]; /* SHA-256 over the decoded request without deadline_ms, lease_s, ack */
+};
+
+/* What the decoder must know of the server. */
+struct tv_request_limits {
+    struct tv_tree_limits tree;
+    int32_t max_len; /* the model's context limit */
+    size_t inline_bytes;
+};
+
+/* Decode the JSON body of `kind` into *ret_request (zeroed first). 0; -EINVAL with *problem set; -ENOMEM.
+ * On success the caller owns it (tv_request_finish). */
+int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_bytes,
+                      const struct tv_request_limits *limits, struct tv_request *ret_request,
+                      struct tv_problem *problem);
+/* One query parameter of a GET (already percent-decoded); unknown names are bad-request. */
+int tv_request_query(struct tv_request *request, const char *name, const char *value,
+                     const struct tv_request_limits *limits, struct tv_problem *problem);
+void tv_request_finish(struct tv_request *request);
+
+#endif

@@ -1,0 +1,184 @@
+/*
+ * response.h - what the server answers, as structs, and the encoder to JSON with bounded output.
+ *
+ * Numbers are written in known forms, text is escaped, NaN is never printed (an error instead), arrays
+ * of floats are base64. Encoders append to a buffer and own nothing they are given.
+ */
+#ifndef TV_PROTO_RESPONSE_H
+#define TV_PROTO_RESPONSE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/request.h"
+#include "proto/status.h"
+
+/* A growing byte buffer with a cap; after a failure it stays failed and appends do nothing. */
+struct tv_buf {
+    char *data; /* owned */
+    size_t bytes, capacity, bytes_max;
+    int failed; /* 0, -ENOMEM or -EMSGSIZE */
+};
+void tv_buf_init(struct tv_buf *buf, size_t bytes_max);
+void tv_buf_finish(struct tv_buf *buf);
+void tv_buf_append(struct tv_buf *buf, const void *data, size_t bytes);
+void tv_buf_printf(struct tv_buf *buf, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Effective sampling, with the seed that is really used. */
+struct tv_sampling_state {
+    enum tv_rule rule;
+    double temperature, top_p, min_p;
+    int32_t top_k;
+    uint64_t seed;
+};
+
+enum tv_finish { TV_FINISH_NONE = 0, TV_FINISH_STOP, TV_FINISH_LENGTH };
+
+struct tv_session_state {
+    char session[32];
+    char epoch[17];
+    int32_t committed_len;
+    uint8_t digest[16];
+    int32_t pending;
+    int32_t next_seq;
+    enum tv_finish finish;
+    int64_t lease_expires_unix_ms;
+    struct tv_sampling_state sampling;
+    int has_tail;
+    int32_t *tail; /* [tail_count], owned: committed tokens from tail_from on */
+    int32_t tail_count, tail_from;
+};
+void tv_session_state_destroy(struct tv_session_state *state);
+
+struct tv_limits_info {
+    int32_t max_nodes, max_depth, max_pipeline, replay_window, max_sessions;
+    int64_t body_bytes, inline_bytes;
+};
+
+struct tv_topk_block {
+    int32_t k, row_count;
+    const int32_t *rows;   /* [row_count] node indices */
+    const int32_t *ids;    /* [row_count, k] */
+    const float *logits;   /* [row_count, k] */
+    const float *lse;      /* [row_count] */
+};
+struct tv_logits_block {
+    int32_t row_count, vocab;
+    const int32_t *rows;
+    enum tv_tensor_dtype dtype;
+    const float *data; /* [row_count, vocab]; NULL: via fetch, href is given */
+    const char *href;
+};
+/* Largest differences over the layers of one round (numerics contract). */
+struct tv_parity_kernel {
+    int32_t layers;
+    double max_abs, max_rel, rel_l2;
+};
+struct tv_shadow_block {
+    int ran;
+    struct tv_parity_kernel kernel;
+    int tokens_equal;
+};
+
+/* The answer of create, verify, extend, decode and the one-shot verify: `kind` says which members
+ * the encoder writes. Arrays are the caller's and outlive the call. */
+struct tv_round {
+    enum tv_call_kind kind;
+    char session[32], epoch[17];
+    int32_t seq;
+    enum tv_finish finish; /* status is "finished" when set */
+    int32_t accepted_count;
+    const int32_t *accepted_nodes, *accepted_tokens; /* [accepted_count]; verify, one-shot */
+    int32_t pending;
+    int32_t new_count;
+    const int32_t *new_tokens; /* [new_count] */
+    int32_t committed_len;
+    uint8_t digest[16];
+    int32_t next_seq;
+    int32_t cached_len; /* create */
+    enum tv_rule rule;
+    int has_margin; /* 0: null */
+    float margin_min;
+    int near_tie;
+    const float *logprobs; /* [new_count] or NULL; -INFINITY is written as null */
+    const struct tv_topk_block *topk;
+    const struct tv_logits_block *logits;
+    const struct tv_shadow_block *shadow;
+    struct tv_sampling_state sampling;
+    struct tv_limits_info limits; /* create */
+    int32_t stat_nodes, stat_depth;
+    double accept_len_mean;
+    int64_t queue_us, gpu_us, total_us;
+    int32_t batch;
+    int64_t lease_expires_unix_ms;
+};
+
+struct tv_model_info {
+    const char *name, *architecture, *backend, *device, *weights_dtype, *kv_dtype, *version;
+    const char *kernels_variant, *http_library;
+    char epoch[17];
+    uint8_t model_id[32];
+    int has_tokenizer;
+    uint8_t tokenizer_sha256[32];
+    int32_t vocab, layers, heads, max_len, page_size;
+    int64_t pages_total, pages_free;
+    struct tv_limits_info limits;
+    double noise;
+    int32_t verify_us_count;
+    const int64_t (*verify_us)[2]; /* [verify_us_count] {nodes, microseconds}, measured */
+};
+
+struct tv_ready_check {
+    const char *name;
+    int ok;
+    char detail[160];
+};
+
+/* One comparison of POST /v1/parity. */
+struct tv_parity_report {
+    int ok;
+    struct tv_parity_kernel kernel;
+    int32_t path_rows, argmax_equal, near_ties;
+    double logit_max_abs;
+    int accepted_equal, pending_equal, kv_equal;
+    double bound_kernel_rel_l2, bound_logit_abs;
+    const char *oracle;
+    int64_t took_ms;
+};
+
+struct tv_parity_violation {
+    int32_t n;
+    int64_t at_unix_ms;
+    const char *kind; /* "kernel" or "path" */
+};
+struct tv_parity_totals {
+    const char *mode; /* "off", "sample", "all" */
+    double p;
+    int64_t exact, near_tie, violation, skipped;
+    struct tv_parity_kernel worst;
+    const struct tv_parity_violation *violations;
+    int32_t violation_count;
+};
+
+/* Each appends one complete JSON text; the buffer's `failed` tells the outcome. */
+void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int replayed);
+/* Turn a stored round answer into its replay in place ("replayed":false -> true at the end). */
+int tv_encode_mark_replayed(struct tv_buf *buf);
+void tv_encode_session_state(struct tv_buf *buf, const struct tv_session_state *state);
+void tv_encode_session_list(struct tv_buf *buf, const struct tv_session_state *states,
+                            int32_t count);
+void tv_encode_running(struct tv_buf *buf, int32_t seq);
+void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info);
+void tv_encode_ready(struct tv_buf *buf, int ready, const struct tv_ready_check *checks,
+                     int32_t count);
+void tv_encode_parity_report(struct tv_buf *buf, const struct tv_parity_report *report);
+void tv_encode_parity_totals(struct tv_buf *buf, const struct tv_parity_totals *totals);
+/* `instance` is the request id; report: parity-mismatch only (its members join), else NULL. */
+void tv_encode_problem(struct tv_buf *buf, const struct tv_problem *problem, const char *instance,
+                       const struct tv_parity_report *report);
+/* Raw tensor bytes of logits rows in dtype (GET .../tensor). */
+void tv_encode_tensor(struct tv_buf *buf, const float *data, int64_t count,
+                      enum tv_tensor_dtype dtype);
+
+#endif
