@@ -32,10 +32,10 @@ extern "C" {
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
  *
  * Request b has prefix_len[b] cached tokens and node_count[b] tree nodes; node i is stored in
- * logical slot prefix_len[b] + i, and attends to slots [0, prefix_len[b]) and to the slots of itself
- * and its ancestors. score = softmax_scale * q.k over latent + rope dims; out = softmax(score) . k
- * over the latent dims; lse = natural log of the sum of exp(score). Logical slot j is row
- * j % page_size of page page_table[b * max_pages + j / page_size].
+ * logical slot prefix_len[b] + i, and attends to slots [0, prefix_len[b]) and to the slots of
+ * itself and its ancestors. score = softmax_scale * q.k over latent + rope dims; out =
+ * softmax(score) . k over the latent dims; lse = natural log of the sum of exp(score). Logical slot
+ * j is row j % page_size of page page_table[b * max_pages + j / page_size].
  *
  * Rows: padded layout when row_start is NULL (request b owns rows b*q_len .. b*q_len + q_len - 1;
  * rows i >= node_count[b] are written out = 0, lse = -inf). Packed layout otherwise: request b's
@@ -43,32 +43,32 @@ extern "C" {
  * Cache rows at or past prefix_len + node_count may hold NaN and do not matter.
  */
 struct tv_verify_attn {
-    int32_t batch;            /* requests, >= 1 */
-    int32_t q_len;            /* the largest node_count, 1 .. TV_TREE_NODES_MAX */
-    int32_t heads;            /* 1 .. TV_HEADS_MAX */
-    int32_t latent_dim;       /* 512 for fast kernels; any multiple of 8 for naive */
-    int32_t rope_dim;         /* 64 for fast kernels */
-    float softmax_scale;      /* applied to q.k */
-    enum tv_dtype dtype;      /* of q and kv_pages: TV_F32 or TV_BF16 */
-    enum tv_dtype out_dtype;  /* TV_F32 or TV_BF16 */
-    const void *q;            /* device [rows, heads, latent + rope] */
-    const void *kv_pages;     /* device [page_count, page_size, latent + rope] */
-    int64_t page_count;       /* of the pool; page ids are below it */
-    int32_t page_size;        /* 16, 32, 64 or 128 */
-    int32_t max_pages;        /* row length of page_table */
+    int32_t batch;             /* requests, >= 1 */
+    int32_t q_len;             /* the largest node_count, 1 .. TV_TREE_NODES_MAX */
+    int32_t heads;             /* 1 .. TV_HEADS_MAX */
+    int32_t latent_dim;        /* 512 for fast kernels; any multiple of 8 for naive */
+    int32_t rope_dim;          /* 64 for fast kernels */
+    float softmax_scale;       /* applied to q.k */
+    enum tv_dtype dtype;       /* of q and kv_pages: TV_F32 or TV_BF16 */
+    enum tv_dtype out_dtype;   /* TV_F32 or TV_BF16 */
+    const void *q;             /* device [rows, heads, latent + rope] */
+    const void *kv_pages;      /* device [page_count, page_size, latent + rope] */
+    int64_t page_count;        /* of the pool; page ids are below it */
+    int32_t page_size;         /* 16, 32, 64 or 128 */
+    int32_t max_pages;         /* row length of page_table */
     const int32_t *page_table; /* device [batch, max_pages]; unused entries -1 */
     const int32_t *prefix_len; /* device [batch], >= 0 */
     const int32_t *node_count; /* device [batch], 1 .. q_len */
     const int32_t *parents;    /* device [rows]; -1 for node 0, else 0 <= parent < i; padding -1 */
     const int32_t *row_start;  /* device [batch], or NULL for the padded layout */
-    int32_t kv_len_max;       /* host: an upper bound of prefix_len + node_count over the batch */
-    int32_t splits;           /* 0: the backend's own function of the request's length; else forced
-                                 number of KV splits per request (tests), 1 .. 64 */
-    int32_t round_p_bf16;     /* naive only: round probabilities to bf16 before the second product */
-    int32_t sum_f32;          /* naive only: f32 sums instead of f64 (for timing) */
-    void *out;                /* device [rows, heads, latent] of out_dtype */
-    float *lse;               /* device [rows, heads] */
-    void *workspace;          /* device, at least the size the table's *_workspace function names */
+    int32_t kv_len_max;        /* host: an upper bound of prefix_len + node_count over the batch */
+    int32_t splits;            /* 0: the backend's own function of the request's length; else forced
+                                  number of KV splits per request (tests), 1 .. 64 */
+    int32_t round_p_bf16; /* naive only: round probabilities to bf16 before the second product */
+    int32_t sum_f32;      /* naive only: f32 sums instead of f64 (for timing) */
+    void *out;            /* device [rows, heads, latent] of out_dtype */
+    float *lse;           /* device [rows, heads] */
+    void *workspace;      /* device, at least the size the table's *_workspace function names */
     size_t workspace_bytes;
 };
 
@@ -96,10 +96,10 @@ struct tv_rope_table {
 };
 
 /*
- * Rotate in place `heads` vectors per row, interleaved pairs in (2i, 2i+1), result de-interleaved to
- * halves: out[i] = x[2i] cos_i - x[2i+1] sin_i, out[half + i] = x[2i+1] cos_i + x[2i] sin_i.
- * Queries and keys use the same layout, so scores agree with either convention; the halves layout is
- * what the cache stores.
+ * Rotate in place `heads` vectors per row, interleaved pairs in (2i, 2i+1), result de-interleaved
+ * to halves: out[i] = x[2i] cos_i - x[2i+1] sin_i, out[half + i] = x[2i+1] cos_i + x[2i] sin_i.
+ * Queries and keys use the same layout, so scores agree with either convention; the halves layout
+ * is what the cache stores.
  */
 struct tv_rope {
     int32_t rows, heads;
@@ -110,8 +110,8 @@ struct tv_rope {
 };
 
 /*
- * Latent write: ckv[r] = [latent | raw rope key] -> RMSNorm of the latent, rotation of the key, one KV
- * row rounded once to the pool's dtype, stored at physical row slots[r] of the layer's pages.
+ * Latent write: ckv[r] = [latent | raw rope key] -> RMSNorm of the latent, rotation of the key, one
+ * KV row rounded once to the pool's dtype, stored at physical row slots[r] of the layer's pages.
  */
 struct tv_latent_write {
     int32_t rows, latent_dim;
@@ -137,7 +137,7 @@ struct tv_prefill_attn {
     int32_t rows, start;
     int32_t heads, nope_dim, rope_dim, v_dim, latent_dim;
     float softmax_scale;
-    const float *q;  /* device [rows, heads, nope + rope], rope part rotated */
+    const float *q;   /* device [rows, heads, nope + rope], rope part rotated */
     const void *k_up; /* device [heads, nope, latent] */
     const void *v_up; /* device [heads, v, latent] */
     enum tv_dtype w_dtype;
@@ -158,10 +158,10 @@ enum tv_router_scoring {
 
 /*
  * Expert choice from gate logits. softmax: scores = softmax(logits), groups ranked by their maximum
- * (group_limited_greedy) when n_group > 1. sigmoid: scores = sigmoid(logits), choice by score + bias,
- * groups ranked by the sum of their two best, experts outside the kept groups are excluded (-inf).
- * weights = chosen scores, divided by (their sum + 1e-20) when normalise, times scale. Ties go to the lower id.
- * ids are in descending order of choice value.
+ * (group_limited_greedy) when n_group > 1. sigmoid: scores = sigmoid(logits), choice by score +
+ * bias, groups ranked by the sum of their two best, experts outside the kept groups are excluded
+ * (-inf). weights = chosen scores, divided by (their sum + 1e-20) when normalise, times scale. Ties
+ * go to the lower id. ids are in descending order of choice value.
  */
 struct tv_router {
     int32_t rows, experts, top_k, n_group, topk_group;
@@ -200,17 +200,17 @@ struct tv_sampling {
 
 /* What a row's draw gave. */
 struct tv_draw {
-    int32_t token;   /* -1: a logit of the row is not finite (only +-inf/NaN raw logits) */
-    float margin;    /* gap between the two best (perturbed) scores; +inf: one token survived */
-    float logprob;   /* of token: after temperature and filters; greedy: temperature 1, unfiltered */
-    int32_t kept;    /* tokens that survived the filters */
+    int32_t token; /* -1: a logit of the row is not finite (only +-inf/NaN raw logits) */
+    float margin;  /* gap between the two best (perturbed) scores; +inf: one token survived */
+    float logprob; /* of token: after temperature and filters; greedy: temperature 1, unfiltered */
+    int32_t kept;  /* tokens that survived the filters */
 };
 
 /* One row's draw at absolute position `position`; see proto/README.md, "Sampling". */
 struct tv_draw_args {
     int32_t rows, vocab;
-    const float *logits; /* device [rows, vocab] */
-    const int32_t *positions; /* device [rows]: position of the drawn token */
+    const float *logits;                /* device [rows, vocab] */
+    const int32_t *positions;           /* device [rows]: position of the drawn token */
     const struct tv_sampling *sampling; /* device [rows] */
     struct tv_draw *draws;              /* device [rows] */
     void *workspace;
@@ -228,11 +228,12 @@ struct tv_topk {
 
 /*
  * A backend. Created by tv_kernels_create (ref, cpu) or by the cuda library's tv_cuda_create;
- * destroyed by its own destroy. `impl` is private. Operations may be called by one thread at a time.
+ * destroyed by its own destroy. `impl` is private. Operations may be called by one thread at a
+ * time.
  */
 struct tv_kernels {
-    uint32_t abi;     /* TV_KERNELS_ABI */
-    const char *name; /* "ref", "cpu", "cuda" */
+    uint32_t abi;        /* TV_KERNELS_ABI */
+    const char *name;    /* "ref", "cpu", "cuda" */
     const char *variant; /* instruction set or device, for logs: "avx2", "NVIDIA H200 sm_90" */
     int32_t host_memory; /* 1: device memory is host memory and may be read directly */
     void *stream;        /* cudaStream_t of the caller, or NULL; the backend never changes it */
@@ -270,8 +271,8 @@ struct tv_kernels {
     size_t (*prefill_attn_workspace)(const struct tv_kernels *k,
                                      const struct tv_prefill_attn *args);
 
-    /* Copy `count` KV rows inside one pool: row dst[i] = row src[i], in order of i; dst[i] <= src[i]
-     * when both lists ascend, so moving forward in place is safe. row_bytes per row. */
+    /* Copy `count` KV rows inside one pool: row dst[i] = row src[i], in order of i; dst[i] <=
+     * src[i] when both lists ascend, so moving forward in place is safe. row_bytes per row. */
     int (*kv_move)(struct tv_kernels *k, void *kv_pages, size_t row_bytes, int64_t slot_count,
                    const int64_t *src, const int64_t *dst, int32_t count);
 

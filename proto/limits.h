@@ -15,19 +15,19 @@
 #define TV_DEPTH_DEFAULT    64
 #define TV_ENGINE_NODES_MAX 1024
 
-#define TV_JSON_DEPTH_MAX    8
-#define TV_WANT_TOP_K_MAX    64
-#define TV_STOP_IDS_MAX      16
-#define TV_SALT_BYTES_MAX    64
-#define TV_LEASE_S_MAX       3600
-#define TV_LEASE_S_DEFAULT   120
-#define TV_DEADLINE_MS_MAX     600000
-#define TV_DEADLINE_MS_DEFAULT 10000
-#define TV_WAIT_MS_MAX       60000
-#define TV_DECODE_TOKENS_MAX 1024
-#define TV_TAIL_TOKENS_MAX   4096
+#define TV_JSON_DEPTH_MAX       8
+#define TV_WANT_TOP_K_MAX       64
+#define TV_STOP_IDS_MAX         16
+#define TV_SALT_BYTES_MAX       64
+#define TV_LEASE_S_MAX          3600
+#define TV_LEASE_S_DEFAULT      120
+#define TV_DEADLINE_MS_MAX      600000
+#define TV_DEADLINE_MS_DEFAULT  10000
+#define TV_WAIT_MS_MAX          60000
+#define TV_DECODE_TOKENS_MAX    1024
+#define TV_TAIL_TOKENS_MAX      4096
 #define TV_INLINE_BYTES_DEFAULT (16u << 20)
 #define TV_REQUEST_ID_BYTES_MAX 64
-#define TV_SEED_DIGITS_MAX   20
+#define TV_SEED_DIGITS_MAX      20
 
 #endif

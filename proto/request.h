@@ -16,23 +16,23 @@
 #include "proto/tree.h"
 
 enum tv_call_kind {
-    TV_CALL_CREATE,   /* POST   /v1/sessions */
-    TV_CALL_LIST,     /* GET    /v1/sessions */
-    TV_CALL_STATE,    /* GET    /v1/sessions/{id}?tail=N */
-    TV_CALL_DELETE,   /* DELETE /v1/sessions/{id} */
-    TV_CALL_VERIFY,   /* POST   /v1/sessions/{id}/verify */
-    TV_CALL_EXTEND,   /* POST   /v1/sessions/{id}/extend */
-    TV_CALL_DECODE,   /* POST   /v1/sessions/{id}/decode */
-    TV_CALL_RENEW,    /* POST   /v1/sessions/{id}/renew */
-    TV_CALL_ROUND,    /* GET    /v1/sessions/{id}/rounds/{seq}?wait_ms= */
-    TV_CALL_TENSOR,   /* GET    /v1/sessions/{id}/rounds/{seq}/tensor */
-    TV_CALL_ONESHOT,  /* POST   /v1/verify */
-    TV_CALL_PARITY,   /* POST   /v1/parity?strict=1 */
+    TV_CALL_CREATE,           /* POST   /v1/sessions */
+    TV_CALL_LIST,             /* GET    /v1/sessions */
+    TV_CALL_STATE,            /* GET    /v1/sessions/{id}?tail=N */
+    TV_CALL_DELETE,           /* DELETE /v1/sessions/{id} */
+    TV_CALL_VERIFY,           /* POST   /v1/sessions/{id}/verify */
+    TV_CALL_EXTEND,           /* POST   /v1/sessions/{id}/extend */
+    TV_CALL_DECODE,           /* POST   /v1/sessions/{id}/decode */
+    TV_CALL_RENEW,            /* POST   /v1/sessions/{id}/renew */
+    TV_CALL_ROUND,            /* GET    /v1/sessions/{id}/rounds/{seq}?wait_ms= */
+    TV_CALL_TENSOR,           /* GET    /v1/sessions/{id}/rounds/{seq}/tensor */
+    TV_CALL_ONESHOT,          /* POST   /v1/verify */
+    TV_CALL_PARITY,           /* POST   /v1/parity?strict=1 */
     TV_CALL_PARITY_TOTALS,    /* GET /v1/parity */
     TV_CALL_PARITY_VIOLATION, /* GET /v1/parity/violations/{n} */
-    TV_CALL_MODEL,    /* GET    /v1/model */
-    TV_CALL_HEALTH,   /* GET    /healthz and aliases */
-    TV_CALL_READY,    /* GET    /readyz?deep=1 and alias */
+    TV_CALL_MODEL,            /* GET    /v1/model */
+    TV_CALL_HEALTH,           /* GET    /healthz and aliases */
+    TV_CALL_READY,            /* GET    /readyz?deep=1 and alias */
 };
 
 enum tv_rule {
@@ -78,7 +78,7 @@ struct tv_request {
     char session[32]; /* "s_" + 22 characters, or "" */
 
     int32_t seq;
-    char epoch[17];        /* "" when absent */
+    char epoch[17]; /* "" when absent */
     int32_t expected_len;
     int has_expected_digest;
     uint8_t expected_digest[16];
@@ -105,10 +105,10 @@ struct tv_request {
     int32_t deadline_ms, lease_s; /* lease_s 0 = absent */
     int32_t ack;                  /* 0 = absent */
 
-    int32_t tail;        /* state: ?tail=N */
-    int32_t wait_ms;     /* round */
-    int strict, deep;    /* parity, ready */
-    int32_t violation;   /* parity violation number */
+    int32_t tail;      /* state: ?tail=N */
+    int32_t wait_ms;   /* round */
+    int strict, deep;  /* parity, ready */
+    int32_t violation; /* parity violation number */
     enum tv_tensor_dtype tensor_dtype;
     int has_tensor_dtype, has_tensor_rows;
     struct tv_rows tensor_rows;
@@ -123,8 +123,8 @@ struct tv_request_limits {
     size_t inline_bytes;
 };
 
-/* Decode the JSON body of `kind` into *ret_request (zeroed first). 0; -EINVAL with *problem set; -ENOMEM.
- * On success the caller owns it (tv_request_finish). */
+/* Decode the JSON body of `kind` into *ret_request (zeroed first). 0; -EINVAL with *problem set;
+ * -ENOMEM. On success the caller owns it (tv_request_finish). */
 int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_bytes,
                       const struct tv_request_limits *limits, struct tv_request *ret_request,
                       struct tv_problem *problem);

@@ -1,8 +1,8 @@
 /*
  * response.h - what the server answers, as structs, and the encoder to JSON with bounded output.
  *
- * Numbers are written in known forms, text is escaped, NaN is never printed (an error instead), arrays
- * of floats are base64. Encoders append to a buffer and own nothing they are given.
+ * Numbers are written in known forms, text is escaped, NaN is never printed (an error instead),
+ * arrays of floats are base64. Encoders append to a buffer and own nothing they are given.
  */
 #ifndef TV_PROTO_RESPONSE_H
 #define TV_PROTO_RESPONSE_H
@@ -58,10 +58,10 @@ struct tv_limits_info {
 
 struct tv_topk_block {
     int32_t k, row_count;
-    const int32_t *rows;   /* [row_count] node indices */
-    const int32_t *ids;    /* [row_count, k] */
-    const float *logits;   /* [row_count, k] */
-    const float *lse;      /* [row_count] */
+    const int32_t *rows; /* [row_count] node indices */
+    const int32_t *ids;  /* [row_count, k] */
+    const float *logits; /* [row_count, k] */
+    const float *lse;    /* [row_count] */
 };
 struct tv_logits_block {
     int32_t row_count, vocab;

@@ -71,13 +71,13 @@ struct tv_session_state;
 struct tv_problem {
     enum tv_code code;
     char detail[240];
-    char pointer[96]; /* JSON Pointer into the request body, or "" */
-    int32_t node;     /* offending tree node, or -1 */
-    int committed;    /* did this call change state; 0 for every refusal so far */
-    int32_t retry_after_s;               /* > 0: also the Retry-After header */
-    int64_t pages_needed, pages_free;    /* kv-full only; -1 elsewhere */
-    const char *allow;                   /* method-not-allowed: the Allow header; static text */
-    struct tv_session_state *state;      /* owned; NULL when it does not apply */
+    char pointer[96];                 /* JSON Pointer into the request body, or "" */
+    int32_t node;                     /* offending tree node, or -1 */
+    int committed;                    /* did this call change state; 0 for every refusal so far */
+    int32_t retry_after_s;            /* > 0: also the Retry-After header */
+    int64_t pages_needed, pages_free; /* kv-full only; -1 elsewhere */
+    const char *allow;                /* method-not-allowed: the Allow header; static text */
+    struct tv_session_state *state;   /* owned; NULL when it does not apply */
 };
 
 /* Fill *problem with code and a printf-style detail; pointer may be NULL. */
