@@ -1,0 +1,74 @@
+/*
+ * cache.h - the paged MLA cache: page pool, page tables, reserve, commit, roll back.
+ *
+ * Owns every KV page on the device and who holds it. One page table per sequence serves all layers.
+ * Rows of a sequence: [0, len) committed, [len, len + scratch) reserved for the nodes of one round.
+ * Only the worker thread calls it, except the functions marked "any thread".
+ */
+#ifndef TV_CACHE_CACHE_H
+#define TV_CACHE_CACHE_H
+
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+struct tv_cache;
+
+struct tv_cache_params {
+    int32_t layers;
+    int32_t page_size; /* rows per page: 16, 32, 64 or 128 */
+    int32_t row_dim;   /* latent + rope */
+    enum tv_dtype dtype;
+    int64_t pages; /* in the pool; the device buffer is layers * pages * page_size * row_dim */
+    int poison;    /* fill with NaN at start and every page on free (tests; B09, B24) */
+};
+
+/* One sequence's page table and lengths; zero-initialised = empty. */
+struct tv_cache_seq {
+    int32_t *pages; /* [page_capacity], owned; the first page_count are held */
+    int32_t page_count, page_capacity;
+    int32_t len;     /* committed rows */
+    int32_t scratch; /* reserved rows behind them; 0 between rounds */
+};
+
+/* What a failed reserve lacked. */
+struct tv_cache_shortage {
+    int64_t pages_needed, pages_free;
+};
+
+/* -EINVAL: params; -ENOMEM: the pool does not fit. */
+int tv_cache_create(struct tv_kernels *kernels, const struct tv_cache_params *params,
+                    struct tv_cache **ret_cache);
+void tv_cache_destroy(struct tv_cache *cache);
+const struct tv_cache_params *tv_cache_params(const struct tv_cache *cache);
+/* Device pages of one layer: [pages, page_size, row_dim]. */
+void *tv_cache_layer(const struct tv_cache *cache, int32_t layer);
+/* Physical row (page * page_size + row) of logical row `row`, which is below len + scratch. */
+int64_t tv_cache_slot(const struct tv_cache *cache, const struct tv_cache_seq *seq, int32_t row);
+
+/* Make rows [len, len + rows) writable: takes pages, and copies the tail page first when somebody
+ * else holds it too. -ENOSPC with *ret_shortage and nothing changed; -ENOMEM; -EIO. */
+int tv_cache_reserve(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t rows,
+                     struct tv_cache_shortage *ret_shortage);
+/* Accept scratch rows nodes[0..count) (ascending): move them to the front of the scratch, free the
+ * pages behind, len += count, scratch = 0. */
+int tv_cache_commit(struct tv_cache *cache, struct tv_cache_seq *seq, const int32_t *nodes,
+                    int32_t count);
+/* Give the scratch back; committed rows stay. */
+void tv_cache_drop(struct tv_cache *cache, struct tv_cache_seq *seq);
+/* Forget rows from len on (len <= seq->len); frees whole pages. */
+int tv_cache_truncate(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t len);
+/* Free everything the sequence holds. */
+void tv_cache_seq_finish(struct tv_cache *cache, struct tv_cache_seq *seq);
+
+/* Hold pages[0..count) so that they are neither reused nor written until unpinned. Any thread. */
+void tv_cache_pin(struct tv_cache *cache, const int32_t *pages, int32_t count);
+void tv_cache_unpin(struct tv_cache *cache, const int32_t *pages, int32_t count);
+
+/* Pool accounting; any thread. free + held = total always (tests check each step). */
+struct tv_cache_counts {
+    int64_t total, free, held, shared; /* shared: held by more than one */
+};
+void tv_cache_counts(struct tv_cache *cache, struct tv_cache_counts *ret_counts);
+
+#endif

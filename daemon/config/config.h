@@ -1,0 +1,53 @@
+/*
+ * config.h - every setting of the daemon in one struct, with defaults and where it came from.
+ *
+ * Command line wins, then TREEVERIFY_ environment variables, then the INI file. Unknown keys are
+ * refused. Values are checked here once; nobody re-reads text later.
+ */
+#ifndef TV_CONFIG_CONFIG_H
+#define TV_CONFIG_CONFIG_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "kernels/types.h"
+
+struct tv_config {
+    char model[4096];
+    char backend[8];      /* "cpu" or "cuda" */
+    char listen_host[64]; /* numeric address or "localhost" */
+    int32_t listen_port;  /* 0 = the system chooses */
+    int admin_on;
+    char admin_host[64];
+    int32_t admin_port; /* default listen_port + 1 (0 when that is 0) */
+    int32_t page_size;
+    int64_t pages; /* 0: enough for 8 sequences of max_len */
+    int has_kv_dtype;
+    enum tv_dtype kv_dtype; /* default f32 on cpu, bf16 on cuda */
+    int32_t max_len;        /* 0 = the checkpoint's */
+    int32_t max_nodes, max_depth;
+    int32_t threads; /* 0 = processors online */
+    double shadow;   /* 0 off, 1 all, else share */
+    double shadow_path;
+    char state_dir[4096];
+    char api_key_file[4096];
+    int32_t max_sessions;
+    int32_t queue_max; /* waiting calls */
+    int64_t body_bytes, body_bytes_large, inline_bytes;
+    int32_t connections_max, connections_per_address;
+    int32_t drain_grace_s, drain_max_s;
+    int32_t http_threads;
+    int poison; /* NaN in unused pages (tests) */
+    int check_only, print_only, help, version;
+    char log_level[8];
+};
+
+/* argv as main got it. 0; -EINVAL with text for exit 64 (usage); -EBADMSG with text for exit 78. */
+int tv_config_load(struct tv_config *ret_config, int argc, char **argv, char *error,
+                   size_t error_bytes);
+/* Effective values and their origin, one "key = value  # origin" a line. */
+void tv_config_print(const struct tv_config *config, FILE *out);
+void tv_config_usage(FILE *out);
+
+#endif

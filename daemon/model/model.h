@@ -1,0 +1,91 @@
+/*
+ * model.h - a DeepSeek-V2/V3-family checkpoint: loading, checks, and the forward pass.
+ *
+ * Owns the weights on the device and the activations of one pass. Refuses at load, by name, what it
+ * cannot serve exactly. Forward functions belong to the worker thread; the rest is immutable.
+ */
+#ifndef TV_MODEL_MODEL_H
+#define TV_MODEL_MODEL_H
+
+#include <stdint.h>
+
+#include "cache/cache.h"
+#include "kernels/kernels.h"
+
+struct tv_model;
+
+enum tv_topk_method { TV_TOPK_GREEDY, TV_TOPK_GROUP_LIMITED, TV_TOPK_NOAUX_TC };
+
+/* The served fields of config.json, checked. */
+struct tv_model_config {
+    char architecture[32]; /* "deepseek_v2" or "deepseek_v3" */
+    int32_t vocab, hidden, layers, heads;
+    int32_t q_lora, kv_lora, rope_dim, nope_dim, v_dim; /* q_lora 0 = none */
+    int32_t intermediate, moe_intermediate;
+    int32_t experts, shared_experts, experts_per_token; /* experts 0 = dense model */
+    int32_t n_group, topk_group, first_k_dense, moe_layer_freq;
+    enum tv_topk_method topk_method;
+    enum tv_router_scoring scoring;
+    int norm_topk_prob;
+    double routed_scaling_factor;
+    double rms_eps;
+    double rope_theta;
+    int yarn;
+    double yarn_factor, yarn_beta_fast, yarn_beta_slow, yarn_mscale, yarn_mscale_all_dim;
+    int32_t yarn_original_max;
+    int tied_head;
+    int32_t max_position; /* the context limit */
+    float softmax_scale;  /* with YaRN's mscale^2 */
+};
+
+struct tv_model_options {
+    int32_t max_len;      /* 0 = the checkpoint's; may not exceed it */
+    int32_t rows_max;     /* rows of one forward pass (activation buffers) */
+    int32_t requests_max; /* items of one verify pass */
+    int32_t page_size;    /* of the cache it will run on */
+};
+
+/* Why a checkpoint was refused: file, tensor or field, byte counts. */
+struct tv_model_error {
+    char text[512];
+};
+
+/* Read and check the folder `dir`; -EBADMSG with *ret_error for a bad or missing checkpoint (exit
+ * 65), -ENOMEM, -EIO. kernels outlives the model. */
+int tv_model_load(struct tv_kernels *kernels, const char *dir,
+                  const struct tv_model_options *options, struct tv_model **ret_model,
+                  struct tv_model_error *ret_error);
+void tv_model_destroy(struct tv_model *model);
+const struct tv_model_config *tv_model_config(const struct tv_model *model);
+const char *tv_model_name(const struct tv_model *model);          /* the folder's last component */
+const char *tv_model_weights_dtype(const struct tv_model *model); /* "bf16", "f32", "mixed" */
+const uint8_t *tv_model_id(const struct tv_model *model);         /* [32] */
+/* SHA-256 of tokenizer.json [32], or NULL when the folder has none. */
+const uint8_t *tv_model_tokenizer_sha256(const struct tv_model *model);
+int64_t tv_model_bytes(const struct tv_model *model); /* weights on the device */
+
+/* Called after each layer's verify attention with exactly what the kernel was given and gave. */
+typedef void tv_model_layer_hook(void *context, int32_t layer, const struct tv_verify_attn *attn);
+
+/* One tree of a verify pass. The sequence has `rows` scratch rows reserved. */
+struct tv_model_item {
+    const struct tv_cache_seq *seq;
+    int32_t rows;
+    const int32_t *tokens;  /* host [rows] */
+    const int32_t *parents; /* host [rows] */
+    const int32_t *depths;  /* host [rows]; position = seq->len + depth */
+};
+
+/* One absorbed pass over all trees; writes their KV into the scratch rows. *ret_logits: device
+ * [sum of rows, vocab], item after item, the model's own buffer, valid until the next pass.
+ * hook may be NULL. -EINVAL: over rows_max / requests_max, a token or position out of range. */
+int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
+                    const struct tv_model_item *items, int32_t count, tv_model_layer_hook *hook,
+                    void *hook_context, const float **ret_logits);
+/* One expanded pass over `count` (<= rows_max) tokens that follow the committed rows; the sequence
+ * has them reserved; the caller commits. *ret_logits: device [1, vocab] of the last token, or
+ * pass NULL to skip the head. */
+int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struct tv_cache_seq *seq,
+                     const int32_t *tokens, int32_t count, const float **ret_logits);
+
+#endif

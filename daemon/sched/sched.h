@@ -1,0 +1,70 @@
+/*
+ * sched.h - accepts decoded calls, asks session/ whether they may run, queues them for the one
+ * worker that owns the device, and completes them.
+ *
+ * Knows nothing of HTTP: a call carries a completion callback. Everything below this interface is
+ * hidden from http/.
+ */
+#ifndef TV_SCHED_SCHED_H
+#define TV_SCHED_SCHED_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "config/config.h"
+#include "proto/request.h"
+#include "proto/response.h"
+#include "shadow/shadow.h"
+#include "verify/verify.h"
+
+struct tv_sched;
+
+/* The finished answer of a call. */
+struct tv_reply {
+    int http_status;
+    struct tv_buf body;                     /* owned by the call */
+    const char *content_type;               /* static text */
+    const char *allow;                      /* Allow header or NULL; static text */
+    int32_t retry_after_s;                  /* > 0: Retry-After */
+    char tensor_shape[32], tensor_dtype[8]; /* X-Tensor- headers, or "" */
+    char etag[68];                          /* quoted, or "" */
+};
+
+/* One call. http/ creates it, fills the first part, and destroys it after completion. */
+struct tv_call {
+    struct tv_request request; /* owned; decoded */
+    char principal[33];        /* key name; "" on an open loopback listener */
+    char request_id[TV_REQUEST_ID_BYTES_MAX + 1];
+    int64_t received_us;                /* monotonic time of the last request byte */
+    void (*done)(struct tv_call *call); /* called once, from any thread, unless submit returned 0 */
+    void *owner;                        /* for done */
+    atomic_int cancelled;               /* set by tv_sched_cancel */
+
+    struct tv_reply reply; /* valid after completion */
+    struct tv_call *next;  /* sched's queue link */
+};
+struct tv_call *tv_call_create(void);
+void tv_call_destroy(struct tv_call *call);
+
+/* Start the worker. config, engine and shadow outlive it. */
+int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
+                    struct tv_shadow *shadow, struct tv_sched **ret_sched);
+/* 0: completed at once, reply is filled, done is not called. 1: queued, done will be called. */
+int tv_sched_submit(struct tv_sched *sched, struct tv_call *call);
+/* The client has gone: a queued call is dropped (done is called; its seq stays free), a running one
+ * finishes and is stored. Any thread. */
+void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call);
+/* Fill the call's reply with a problem; for refusals that http/ itself makes (headers, routes,
+ * decode). Takes over problem->state. */
+void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem);
+
+/* Draining: readiness fails at once; new work is refused with 503 when refuse is set. */
+void tv_sched_drain(struct tv_sched *sched, int draining, int refuse);
+/* Calls queued or running. */
+int32_t tv_sched_in_flight(struct tv_sched *sched);
+/* What the decoder needs; immutable. */
+const struct tv_request_limits *tv_sched_limits(const struct tv_sched *sched);
+/* Refuse what is queued, join the worker, free everything. All calls are complete on return. */
+void tv_sched_destroy(struct tv_sched *sched);
+
+#endif

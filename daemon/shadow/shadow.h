@@ -1,0 +1,67 @@
+/*
+ * shadow.h - shadow mode: judge live rounds with oracles that share no code with the fast path.
+ *
+ * Kernel oracle: naive attention over the round's q and KV rows, per layer, on a thread of its own
+ * that calls ref/ alone. Path oracle: the model again, each root-to-leaf path as a plain causal
+ * sequence, on demand. Never alters an answer; the queue is bounded and drops are counted.
+ */
+#ifndef TV_SHADOW_SHADOW_H
+#define TV_SHADOW_SHADOW_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cache/cache.h"
+#include "model/model.h"
+#include "proto/response.h"
+#include "verify/verify.h"
+
+struct tv_shadow;
+struct tv_shadow_round; /* what the oracle needs of one round, being collected */
+
+struct tv_shadow_params {
+    double probability; /* 0 = off, 1 = all, else sampled share of rounds */
+    double path_probability;
+    size_t queue_bytes_max;
+    const char *state_dir; /* reproducers; NULL = none are written */
+};
+
+/* model and cache may be NULL (engine without them): every round is then skipped. */
+int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_model *model,
+                     struct tv_cache *cache, struct tv_shadow **ret_shadow);
+void tv_shadow_destroy(struct tv_shadow *shadow); /* finishes what is queued first */
+
+/* Worker thread. Decide whether this round is judged (always when forced); NULL: it is not. */
+struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, int forced);
+/* A tv_model_layer_hook: copies q, out, lse, tail rows; pins prefix pages. context = the round. */
+void tv_shadow_layer(void *context, int32_t layer, const struct tv_verify_attn *attn);
+/* Hand the finished round over. done (may be NULL) is called on the shadow thread with the block
+ * for want.shadow; never blocks the caller. */
+typedef void tv_shadow_done(void *context, const struct tv_shadow_block *block);
+void tv_shadow_submit(struct tv_shadow *shadow, struct tv_shadow_round *round, tv_shadow_done *done,
+                      void *done_context);
+void tv_shadow_abandon(struct tv_shadow *shadow, struct tv_shadow_round *round);
+
+/* A fast result to be judged by the path oracle (POST /v1/parity). */
+struct tv_parity_case {
+    const int32_t *prefix; /* host [prefix_len] */
+    int32_t prefix_len;
+    const struct tv_tree *tree;
+    struct tv_round_rule rule;
+    const float *logits; /* the fast path's, host [nodes, vocab] */
+    const int32_t *accepted_nodes;
+    int32_t accepted_count, pending;
+    double noise;
+};
+/* Runs on the calling thread; fills the path members of *ret_report. */
+int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
+                           struct tv_parity_report *ret_report);
+
+/* Totals and the newest reproducers; any thread. */
+void tv_shadow_totals(struct tv_shadow *shadow, struct tv_parity_totals *ret_totals,
+                      struct tv_parity_violation *violations, int32_t violations_max);
+/* Read reproducer n: *ret_data malloc'd, the caller's. -ENOENT. */
+int tv_shadow_reproducer(struct tv_shadow *shadow, int32_t n, const char **ret_kind,
+                         char **ret_data, size_t *ret_bytes);
+
+#endif

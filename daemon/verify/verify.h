@@ -1,0 +1,100 @@
+/*
+ * verify.h - one verification: lay out the trees, run the model, apply the acceptance rule, commit.
+ *
+ * Defines the engine that sched/ drives: an operation table, so that tests can put an engine with
+ * fixed answers behind the same protocol. All functions belong to the worker thread.
+ */
+#ifndef TV_VERIFY_VERIFY_H
+#define TV_VERIFY_VERIFY_H
+
+#include <stdint.h>
+
+#include "model/model.h"
+#include "proto/request.h"
+#include "proto/response.h"
+
+/* The KV sequence of one session, one-shot call or comparison. */
+struct tv_context;
+
+/* How tokens are drawn and where a round ends. */
+struct tv_round_rule {
+    enum tv_rule rule;
+    struct tv_sampling sampling;
+    int32_t stop_ids[TV_STOP_IDS_MAX];
+    int32_t stop_count;
+    int32_t max_len; /* committed + pending may not exceed it */
+};
+
+/* The token drawn after a prefill, or at the end of a walk. */
+struct tv_drawn {
+    int32_t token;
+    enum tv_finish finish;
+    int has_margin;
+    float margin; /* smallest over the rows used */
+};
+
+struct tv_round_in {
+    struct tv_context *context;
+    const struct tv_tree *tree; /* checked; node 0 = pending */
+    struct tv_round_rule rule;
+    int commit;      /* 0: KV and length stay as they were (one-shot, parity) */
+    int want_logits; /* copy all rows' logits to the host */
+    int32_t top_k;   /* > 0: top-k and lse of all rows */
+    tv_model_layer_hook *hook;
+    void *hook_context;
+};
+
+/* Arrays are the engine's and valid until its next call. */
+struct tv_round_out {
+    enum tv_code code; /* TV_OK, or why this round has no result (nothing committed) */
+    char detail[160];  /* for code */
+    struct tv_cache_shortage shortage; /* for TV_KV_FULL */
+    int32_t accepted_count;
+    const int32_t *nodes;    /* [accepted_count], nodes[0] = 0 */
+    const float *logprobs;   /* [accepted_count]: of accepted tokens 1.., then of pending */
+    struct tv_drawn end;     /* pending token, finish, smallest margin of the path */
+    const float *logits;     /* host [nodes, vocab] when wanted */
+    const int32_t *topk_ids; /* host [nodes, top_k] */
+    const float *topk_logits, *topk_lse; /* host [nodes, top_k], [nodes] */
+    int64_t device_us;
+};
+
+struct tv_engine;
+
+struct tv_engine_ops {
+    int (*context_open)(struct tv_engine *engine, struct tv_context **ret_context);
+    void (*context_close)(struct tv_engine *engine, struct tv_context *context);
+    int32_t (*context_len)(const struct tv_context *context);
+    int (*truncate)(struct tv_engine *engine, struct tv_context *context, int32_t len);
+    /* Append `count` (<= prefill_rows) known tokens as KV. When `rule` is not NULL, also draw the
+     * next token from the last row into *ret_drawn. 0; -ENOSPC with *ret_shortage; -EDOM for a
+     * non-finite logit; -EIO. On failure the context is as before. */
+    int (*prefill)(struct tv_engine *engine, struct tv_context *context, const int32_t *tokens,
+                   int32_t count, const struct tv_round_rule *rule, struct tv_drawn *ret_drawn,
+                   struct tv_cache_shortage *ret_shortage);
+    /* Run the rounds of `count` different contexts in one launch; each has its own outcome. */
+    int (*verify)(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
+                  struct tv_round_out *out);
+    /* Repeat the start's self-test and compare its logits' hash. 0, or negative errno. */
+    int (*self_test)(struct tv_engine *engine, char *detail, size_t detail_bytes);
+    void (*destroy)(struct tv_engine *engine);
+};
+
+/* What every engine tells about itself; constant after creation. */
+struct tv_engine {
+    const struct tv_engine_ops *ops;
+    int32_t vocab, max_len, nodes_max, requests_max;
+    int32_t prefill_rows;   /* largest slice */
+    double noise;           /* the checkpoint's measured noise (near-tie threshold) */
+    struct tv_model *model; /* NULL in an engine without one */
+    struct tv_cache *cache; /* NULL in an engine without one */
+    struct tv_kernels *kernels;
+};
+
+/* The real engine on a loaded model and its cache (both outlive it). Runs the self-test (fast
+ * against naive attention) and measures `noise`. -EIO: the self-test failed, detail says how. */
+int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
+                            struct tv_cache *cache, struct tv_engine **ret_engine, char *detail,
+                            size_t detail_bytes);
+
+#endif
