@@ -1,0 +1,154 @@
+"""Start a treeverifyd on loopback, talk to it, stop it. Used by every black-box suite.
+
+Standard library only. A Daemon is a context manager; its output goes to a file that is shown when the
+process dies. No test sleeps: the start is read from the `listening` line.
+"""
+
+import base64
+import http.client
+import json
+import os
+import signal
+import struct
+import subprocess
+import tempfile
+
+
+class Problem(Exception):
+    """A problem+json answer: .status, .body (decoded)."""
+
+    def __init__(self, status, body):
+        super().__init__(f"{status} {body.get('code')}: {body.get('detail')}")
+        self.status = status
+        self.body = body
+        self.code = body.get("code")
+
+
+class Daemon:
+    def __init__(self, program, model, *options, env=None):
+        self.program, self.model, self.options = program, model, options
+        self.env = dict(os.environ, **(env or {}))
+        self.process = None
+
+    def __enter__(self):
+        self.log = tempfile.TemporaryFile(mode="w+")
+        command = [self.program, "--model", self.model, "--listen", "127.0.0.1:0", *self.options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.env
+        )
+        line = self.process.stdout.readline()
+        words = line.split()
+        if len(words) < 2 or words[0] != "listening":
+            self.process.wait(timeout=60)
+            raise RuntimeError(f"no start: {line!r} exit {self.process.returncode}\n{self.text()}")
+        self.host, port = words[1].removeprefix("http://").rsplit(":", 1)
+        self.port = int(port)
+        return self
+
+    def text(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def stop(self, how=signal.SIGTERM):
+        """Send `how`, wait for the end; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        code = self.process.wait(timeout=60)
+        self.process.stdout.close()
+        return code
+
+    def __exit__(self, kind, value, trace):
+        code = self.stop()
+        if kind is not None or code != 0:
+            print(self.text())
+        self.log.close()
+        if kind is None and code != 0:
+            raise RuntimeError(f"daemon ended with {code}")
+
+    def client(self):
+        return Client(self.host, self.port)
+
+
+class Client:
+    """One keep-alive connection. call() returns the decoded body of a 2xx, raises Problem else."""
+
+    def __init__(self, host, port, timeout=120):
+        self.connection = http.client.HTTPConnection(host, port, timeout=timeout)
+
+    def raw(self, method, path, body=None, headers=None):
+        data = None if body is None else json.dumps(body, separators=(",", ":"))
+        sent = dict(headers or {})
+        if data is not None:
+            sent.setdefault("Content-Type", "application/json")
+        self.connection.request(method, path, body=data, headers=sent)
+        answer = self.connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+
+    def call(self, method, path, body=None):
+        status, _, data = self.raw(method, path, body)
+        if status == 204:
+            return None
+        decoded = json.loads(data)
+        if status >= 400:
+            raise Problem(status, decoded)
+        return decoded
+
+    def get(self, path):
+        return self.call("GET", path)
+
+    def post(self, path, body):
+        return self.call("POST", path, body)
+
+    def close(self):
+        self.connection.close()
+
+
+class Session:
+    """The client's side of one session: it follows seq, length and pending by itself."""
+
+    def __init__(self, client, tokens, **fields):
+        self.client = client
+        self.state = client.post("/v1/sessions", dict(tokens=list(tokens), **fields))
+        self.id = self.state["session"]
+        self.epoch = self.state["epoch"]
+        self.text = [self.state["pending"]]
+        self.prompt_len = len(tokens)
+
+    def _follow(self, answer):
+        self.state = answer
+        return answer
+
+    def _base(self):
+        return {
+            "seq": self.state["next_seq"],
+            "epoch": self.epoch,
+            "expected_len": self.state["committed_len"],
+        }
+
+    def verify(self, drafts, parents, **fields):
+        """drafts/parents without node 0: parents count node 0 as 0. Adds new tokens to .text."""
+        tree = {"tokens": [self.state["pending"], *drafts], "parents": [-1, *parents]}
+        path = f"/v1/sessions/{self.id}/verify"
+        answer = self.client.post(path, dict(self._base(), tree=tree, **fields))
+        self.text += answer["new_tokens"]
+        return self._follow(answer)
+
+    def decode(self, count):
+        path = f"/v1/sessions/{self.id}/decode"
+        answer = self.client.post(path, dict(self._base(), max_tokens=count))
+        self.text += answer["new_tokens"]
+        return self._follow(answer)
+
+    def extend(self, tokens, keep_pending=False):
+        path = f"/v1/sessions/{self.id}/extend"
+        body = dict(self._base(), tokens=list(tokens), keep_pending=keep_pending)
+        return self._follow(self.client.post(path, body))
+
+    def close(self):
+        self.client.call("DELETE", f"/v1/sessions/{self.id}")
+
+
+def floats(block, name="data_b64"):
+    """The rows of a base64 f32 block as a flat tuple."""
+    data = base64.b64decode(block[name], validate=True)
+    return struct.unpack(f"<{len(data) // 4}f", data)
