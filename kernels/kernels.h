@@ -272,7 +272,8 @@ struct tv_kernels {
                                      const struct tv_prefill_attn *args);
 
     /* Copy `count` KV rows inside one pool: row dst[i] = row src[i], in order of i; dst[i] <=
-     * src[i] when both lists ascend, so moving forward in place is safe. row_bytes per row. */
+     * src[i] when both lists ascend, so moving forward in place is safe. row_bytes per row. src and
+     * dst are device [count]. */
     int (*kv_move)(struct tv_kernels *k, void *kv_pages, size_t row_bytes, int64_t slot_count,
                    const int64_t *src, const int64_t *dst, int32_t count);
 
