@@ -50,8 +50,9 @@ int64_t tv_cache_slot(const struct tv_cache *cache, const struct tv_cache_seq *s
  * else holds it too. -ENOSPC with *ret_shortage and nothing changed; -ENOMEM; -EIO. */
 int tv_cache_reserve(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t rows,
                      struct tv_cache_shortage *ret_shortage);
-/* Accept scratch rows nodes[0..count) (ascending): move them to the front of the scratch, free the
- * pages behind, len += count, scratch = 0. */
+/* Accept scratch rows nodes[0..count) (strictly ascending; NULL = the first count): move them to
+ * the front of the scratch, free the pages behind, len += count, scratch = 0. -EINVAL with nothing
+ * changed; -EIO with the scratch given back and the committed rows as they were. */
 int tv_cache_commit(struct tv_cache *cache, struct tv_cache_seq *seq, const int32_t *nodes,
                     int32_t count);
 /* Give the scratch back; committed rows stay. */
@@ -61,7 +62,9 @@ int tv_cache_truncate(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t 
 /* Free everything the sequence holds. */
 void tv_cache_seq_finish(struct tv_cache *cache, struct tv_cache_seq *seq);
 
-/* Hold pages[0..count) so that they are neither reused nor written until unpinned. Any thread. */
+/* Hold pages[0..count), which a sequence or another pin holds now, so that they are not reused and
+ * their committed rows are not written until unpinned; scratch rows in them may change. Any thread
+ * may unpin; pinning needs a holder that stays during the call. */
 void tv_cache_pin(struct tv_cache *cache, const int32_t *pages, int32_t count);
 void tv_cache_unpin(struct tv_cache *cache, const int32_t *pages, int32_t count);
 
