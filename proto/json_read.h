@@ -24,9 +24,14 @@ enum tv_json_type {
 struct tv_json;       /* a document */
 struct tv_json_value; /* a value inside one */
 
+/* Arrays of more numbers than this, and of nothing else, have no children (see tv_json_first). */
+#define TV_JSON_CHILDREN_MAX 16
+
 struct tv_json_limits {
-    int depth_max;     /* containers; TV_JSON_DEPTH_MAX for requests */
+    int depth_max;     /* containers, at most 64; TV_JSON_DEPTH_MAX for requests */
     size_t values_max; /* values in the whole text, array elements included */
+    size_t nodes_max;  /* the same without the elements of long arrays of numbers; 0 = values_max */
+    int borrow_text;   /* 1: the document points into text, which must outlive it; 0: it copies */
 };
 
 struct tv_json_error {
@@ -34,7 +39,9 @@ struct tv_json_error {
     const char *what; /* static text */
 };
 
-/* 0; -EINVAL with *ret_error; -ENOMEM. text need not be NUL-terminated and may be freed after. */
+/* 0; -EINVAL with *ret_error; -ENOMEM. text need not be NUL-terminated and, unless borrowed, may be
+ * freed after. Refused too: duplicate members, U+0000, lone surrogates, a byte-order mark, numbers
+ * of more than 512 characters. */
 int tv_json_parse(const char *text, size_t bytes, const struct tv_json_limits *limits,
                   struct tv_json **ret_doc, struct tv_json_error *ret_error);
 void tv_json_destroy(struct tv_json *doc);
@@ -43,14 +50,17 @@ const struct tv_json_value *tv_json_root(const struct tv_json *doc);
 enum tv_json_type tv_json_type(const struct tv_json_value *value);
 /* Case-sensitive member; NULL when absent or when value is not an object. */
 const struct tv_json_value *tv_json_member(const struct tv_json_value *object, const char *name);
-/* First child of an object or array, next sibling, member name of a child of an object. */
+/* First child of an object or array, next sibling, member name of a child of an object. An array of
+ * more than TV_JSON_CHILDREN_MAX numbers (and nothing else) has no children: it is never built as
+ * nodes and is read with tv_json_int32_array. */
 const struct tv_json_value *tv_json_first(const struct tv_json_value *container);
 const struct tv_json_value *tv_json_next(const struct tv_json_value *child);
 const char *tv_json_name(const struct tv_json_value *child);
 /* Elements of an array or members of an object. */
 size_t tv_json_count(const struct tv_json_value *container);
 
-/* NULL unless a string; *ret_bytes (may be NULL) is its length; never contains NUL. */
+/* NULL unless a string; *ret_bytes (may be NULL) is its length; never contains NUL. Terminated by
+ * NUL, except strings of 256 bytes and more in a document that borrows its text. */
 const char *tv_json_string(const struct tv_json_value *value, size_t *ret_bytes);
 /* 0; -EINVAL: not a number in the form -?(0|[1-9][0-9]*), or "-0"; -ERANGE: outside int64. */
 int tv_json_int(const struct tv_json *doc, const struct tv_json_value *value, int64_t *ret);
