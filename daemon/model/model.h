@@ -63,6 +63,41 @@ const uint8_t *tv_model_id(const struct tv_model *model);         /* [32] */
 /* SHA-256 of tokenizer.json [32], or NULL when the folder has none. */
 const uint8_t *tv_model_tokenizer_sha256(const struct tv_model *model);
 int64_t tv_model_bytes(const struct tv_model *model); /* weights on the device */
+/* The options it was loaded with; max_len resolved (never 0). */
+const struct tv_model_options *tv_model_options(const struct tv_model *model);
+
+/* The weights, read only, for the path oracle of shadow/. Device pointers, row-major [rows, cols];
+ * data NULL = the checkpoint has no such tensor. */
+struct tv_model_tensor {
+    const void *data;
+    enum tv_dtype dtype;
+    int32_t rows, cols;
+};
+struct tv_model_mlp_weights {
+    struct tv_model_tensor gate, up, down; /* [inter, hidden] twice, [hidden, inter] */
+};
+struct tv_model_layer_weights {
+    struct tv_model_tensor input_norm, post_norm; /* [1, hidden] f32 */
+    struct tv_model_tensor q;                     /* [heads * (nope + rope), hidden]; q_lora 0 */
+    struct tv_model_tensor q_a, q_a_norm, q_b;    /* q_lora > 0 */
+    struct tv_model_tensor kv_a;                  /* [kv_lora + rope, hidden] */
+    struct tv_model_tensor kv_a_norm;             /* [1, kv_lora] f32 */
+    struct tv_model_tensor k_up;                  /* [heads * nope, kv_lora]: keys of kv_b */
+    struct tv_model_tensor v_up;                  /* [heads * v, kv_lora]: values of kv_b */
+    struct tv_model_tensor o;                     /* [hidden, heads * v] */
+    struct tv_model_mlp_weights mlp;              /* dense layers; else shared experts, or none */
+    struct tv_model_tensor router;                /* [experts, hidden]; NULL: a dense layer */
+    struct tv_model_tensor router_bias;           /* [1, experts] f32, noaux_tc */
+    const struct tv_model_mlp_weights *experts;   /* [experts], or NULL */
+};
+/* Rope rows of q, q_b and kv_a are in the interleaved order that tv_rope takes. */
+struct tv_model_weights {
+    struct tv_model_tensor embed;                /* [vocab, hidden] */
+    struct tv_model_tensor final_norm;           /* [1, hidden] f32 */
+    struct tv_model_tensor head;                 /* [vocab, hidden]; the embedding when tied */
+    const struct tv_model_layer_weights *layers; /* [layers] */
+};
+const struct tv_model_weights *tv_model_weights(const struct tv_model *model);
 
 /* Called after each layer's verify attention with exactly what the kernel was given and gave. */
 typedef void tv_model_layer_hook(void *context, int32_t layer, const struct tv_verify_attn *attn);

@@ -24,6 +24,8 @@ struct tv_shadow_params {
     double path_probability;
     size_t queue_bytes_max;
     const char *state_dir; /* reproducers; NULL = none are written */
+    /* The worker's backend, for copies out of device memory; NULL: all of it is host memory. */
+    struct tv_kernels *device;
 };
 
 /* model and cache may be NULL (engine without them): every round is then skipped. */
@@ -42,7 +44,7 @@ void tv_shadow_submit(struct tv_shadow *shadow, struct tv_shadow_round *round, t
                       void *done_context);
 void tv_shadow_abandon(struct tv_shadow *shadow, struct tv_shadow_round *round);
 
-/* A fast result to be judged by the path oracle (POST /v1/parity). */
+/* A fast result to be judged by the path oracle (POST /v1/parity), or redrawn by the thread. */
 struct tv_parity_case {
     const int32_t *prefix; /* host [prefix_len] */
     int32_t prefix_len;
@@ -52,12 +54,24 @@ struct tv_parity_case {
     const int32_t *accepted_nodes;
     int32_t accepted_count, pending;
     double noise;
+    /* The same round as captured through tv_shadow_layer, not yet submitted: its KV rows are
+     * compared too. NULL: they are not, and kv_equal is 1. */
+    const struct tv_shadow_round *round;
 };
+/* Between verify (with want_logits) and submit, for every round that begin gave: copies what the
+ * thread needs to draw the walk again with ref/ (tokens_equal; without this call it only tells
+ * whether the kernel was within its bounds) and, when tv_shadow_wants_path said so, to run the path
+ * oracle. Worker thread. prefix may be NULL unless the path is wanted. */
+void tv_shadow_attach(struct tv_shadow *shadow, struct tv_shadow_round *round,
+                      const struct tv_parity_case *parity_case);
+/* 1: the path oracle was sampled for this round too (path_probability). */
+int tv_shadow_wants_path(const struct tv_shadow_round *round);
 /* Runs on the calling thread; fills the path members of *ret_report. */
 int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
                            struct tv_parity_report *ret_report);
 
-/* Totals and the newest reproducers; any thread. */
+/* Totals and the newest reproducers; any thread. A round counts once for the kernel oracle and once
+ * for the path oracle when that ran; dropped and failed ones are skipped. */
 void tv_shadow_totals(struct tv_shadow *shadow, struct tv_parity_totals *ret_totals,
                       struct tv_parity_violation *violations, int32_t violations_max);
 /* Read reproducer n: *ret_data malloc'd, the caller's. -ENOENT. */
