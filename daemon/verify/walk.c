@@ -1,0 +1,69 @@
+/*
+ * walk.c - the acceptance rule of greedy and target_walk, with stop tokens and the length limit.
+ *
+ * Owns the order of the decisions: draw, stop, length, child. Refuses to know where logits are.
+ */
+#include "verify/walk.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+enum tv_finish tv_walk_finish(const struct tv_round_rule *rule, int32_t committed_len,
+                              int32_t token)
+{
+    for (int32_t i = 0; i < rule->stop_count; i++) {
+        if (rule->stop_ids[i] == token) {
+            return TV_FINISH_STOP;
+        }
+    }
+    return (int64_t)committed_len + 1 >= rule->max_len ? TV_FINISH_LENGTH : TV_FINISH_NONE;
+}
+
+struct tv_sampling tv_walk_sampling(const struct tv_round_rule *rule)
+{
+    struct tv_sampling sampling = rule->sampling;
+    if (rule->rule == TV_RULE_GREEDY) {
+        sampling.temperature = 0.0f;
+        sampling.top_p = 1.0f;
+        sampling.min_p = 0.0f;
+        sampling.top_k = 0;
+    }
+    return sampling;
+}
+
+int tv_walk_run(const struct tv_tree *tree, int32_t committed_len, const struct tv_round_rule *rule,
+                tv_walk_draw *draw, void *draw_context, int32_t *nodes, float *logprobs,
+                struct tv_walk_result *ret_result)
+{
+    float margin = INFINITY;
+    int32_t node = 0;
+    int32_t count = 0;
+    for (;;) {
+        struct tv_draw drawn = {0};
+        int rc = draw(draw_context, node, committed_len + count + 1, &drawn);
+        if (rc != 0) {
+            return rc;
+        }
+        if (drawn.token < 0) {
+            return -EDOM;
+        }
+        nodes[count] = node;
+        logprobs[count] = drawn.logprob;
+        count++;
+        margin = drawn.margin < margin ? drawn.margin : margin;
+        /* stop and length before the child: a stop token never reaches the KV rows */
+        enum tv_finish finish = tv_walk_finish(rule, committed_len + count, drawn.token);
+        int32_t child =
+            finish == TV_FINISH_NONE ? tv_tree_child(tree, node, drawn.token) : INT32_C(-1);
+        if (child < 0) {
+            ret_result->accepted_count = count;
+            ret_result->end.token = drawn.token;
+            ret_result->end.finish = finish;
+            ret_result->end.has_margin = isfinite(margin) ? 1 : 0;
+            ret_result->end.margin = isfinite(margin) ? margin : 0.0f;
+            return 0;
+        }
+        node = child;
+    }
+}

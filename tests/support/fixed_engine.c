@@ -1,0 +1,433 @@
+/*
+ * fixed_engine.c - an engine with fixed answers: no weights, no device, the protocol only.
+ *
+ * Owns its contexts' lengths and the answer arrays. Refuses what the real engine refuses: too many
+ * nodes, positions over the limit, tokens outside the vocabulary.
+ */
+#include "fixed_engine.h"
+
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "verify/walk.h"
+
+/* Raw logit of the fixed token; every other token t has -t / 1000. */
+#define FIXED_LOGIT 10.0f
+
+struct tv_context {
+    int32_t len;
+};
+
+/* What one round of the last verify call answered with. */
+struct answer {
+    int32_t *nodes;   /* [nodes_max] */
+    float *logprobs;  /* [nodes_max] */
+    float *logits;    /* [nodes_max, vocab], made when first wanted */
+    int32_t *planted; /* [nodes_max]: where a row of logits differs from the base row, or -1 */
+    int32_t *ids;     /* [nodes_max, TV_WANT_TOP_K_MAX] */
+    float *values;    /* the same shape */
+    float *lse;       /* [nodes_max] */
+};
+
+struct fixed_engine {
+    struct tv_engine engine;
+    struct answer *answers; /* [requests_max] */
+    double base_sum;        /* of exp(base logit) over the vocabulary */
+    atomic_int_least64_t launches;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t changed;
+    int held, inside, broken;
+    enum tv_code fail_code;
+    int32_t fail_count, contexts;
+};
+
+static float base_logit(int32_t token)
+{
+    return -0.001f * (float)token;
+}
+
+int32_t tv_fixed_engine_token(const struct tv_engine *engine, int32_t position)
+{
+    return (int32_t)((7 * (int64_t)position + 3) % engine->vocab);
+}
+
+static struct tv_draw fixed_draw(const struct fixed_engine *fixed, int32_t position)
+{
+    int32_t token = tv_fixed_engine_token(&fixed->engine, position);
+    double sum = fixed->base_sum - exp((double)base_logit(token)) + exp((double)FIXED_LOGIT);
+    float second = base_logit(token == 0 ? 1 : 0);
+    return (struct tv_draw){.token = token,
+                            .margin = FIXED_LOGIT - second,
+                            .logprob = (float)((double)FIXED_LOGIT - log(sum)),
+                            .kept = fixed->engine.vocab};
+}
+
+/* Wait while held; the planned failure of this call, or TV_OK. */
+static enum tv_code enter(struct fixed_engine *fixed)
+{
+    enum tv_code code = TV_OK;
+    (void)pthread_mutex_lock(&fixed->lock); /* cannot fail: a plain mutex we initialised */
+    fixed->inside = 1;
+    (void)pthread_cond_broadcast(&fixed->changed);
+    while (fixed->held) {
+        (void)pthread_cond_wait(&fixed->changed, &fixed->lock);
+    }
+    fixed->inside = 0;
+    if (fixed->fail_count > 0) {
+        fixed->fail_count--;
+        code = fixed->fail_code;
+    }
+    (void)pthread_mutex_unlock(&fixed->lock);
+    return code;
+}
+
+static int fixed_context_open(struct tv_engine *engine, struct tv_context **ret_context)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    struct tv_context *context = calloc(1, sizeof *context);
+    if (context == NULL) {
+        return -ENOMEM;
+    }
+    (void)pthread_mutex_lock(&fixed->lock);
+    fixed->contexts++;
+    (void)pthread_mutex_unlock(&fixed->lock);
+    *ret_context = context;
+    return 0;
+}
+
+static void fixed_context_close(struct tv_engine *engine, struct tv_context *context)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    if (context == NULL) {
+        return;
+    }
+    (void)pthread_mutex_lock(&fixed->lock);
+    fixed->contexts--;
+    (void)pthread_mutex_unlock(&fixed->lock);
+    free(context);
+}
+
+static int32_t fixed_context_len(const struct tv_context *context)
+{
+    return context->len;
+}
+
+static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, int32_t len)
+{
+    (void)engine;
+    if (len < 0 || len > context->len) {
+        return -EINVAL;
+    }
+    context->len = len;
+    return 0;
+}
+
+static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
+                         const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
+                         struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    if (count < 1 || count > engine->prefill_rows || context->len > engine->max_len - count) {
+        return -EINVAL;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        if (tokens[i] < 0 || tokens[i] >= engine->vocab) {
+            return -EINVAL;
+        }
+    }
+    switch (enter(fixed)) {
+    case TV_OK:
+        break;
+    case TV_KV_FULL:
+        *ret_shortage = (struct tv_cache_shortage){.pages_needed = 2, .pages_free = 1};
+        return -ENOSPC;
+    case TV_NUMERIC_FAULT:
+        return -EDOM;
+    default:
+        return -EIO;
+    }
+    context->len += count;
+    if (rule != NULL) {
+        struct tv_draw draw = fixed_draw(fixed, context->len);
+        ret_drawn->token = draw.token;
+        ret_drawn->finish = tv_walk_finish(rule, context->len, draw.token);
+        ret_drawn->has_margin = 1;
+        ret_drawn->margin = draw.margin;
+    }
+    return 0;
+}
+
+static int walk_draw(void *context, int32_t node, int32_t position, struct tv_draw *ret_draw)
+{
+    (void)node;
+    *ret_draw = fixed_draw(context, position);
+    return 0;
+}
+
+/* Rows of raw logits: the base row with the fixed token planted; only what differs is touched. */
+static int answer_logits(struct fixed_engine *fixed, struct answer *answer,
+                         const struct tv_tree *tree, int32_t len)
+{
+    size_t vocab = (size_t)fixed->engine.vocab;
+    size_t rows = (size_t)fixed->engine.nodes_max;
+    if (answer->logits == NULL) {
+        answer->logits = malloc(rows * vocab * sizeof *answer->logits);
+        if (answer->logits == NULL) {
+            return -ENOMEM;
+        }
+        for (size_t i = 0; i < rows * vocab; i++) {
+            answer->logits[i] = base_logit((int32_t)(i % vocab));
+        }
+    }
+    for (int32_t i = 0; i < tree->count; i++) {
+        float *row = answer->logits + (size_t)i * vocab;
+        if (answer->planted[i] >= 0) {
+            row[answer->planted[i]] = base_logit(answer->planted[i]);
+        }
+        answer->planted[i] = tv_fixed_engine_token(&fixed->engine, len + tree->depths[i] + 1);
+        row[answer->planted[i]] = FIXED_LOGIT;
+    }
+    return 0;
+}
+
+static void answer_topk(struct fixed_engine *fixed, struct answer *answer,
+                        const struct tv_tree *tree, int32_t len, int32_t top_k)
+{
+    for (int32_t i = 0; i < tree->count; i++) {
+        struct tv_draw draw = fixed_draw(fixed, len + tree->depths[i] + 1);
+        int32_t *ids = answer->ids + (size_t)i * (size_t)top_k;
+        float *values = answer->values + (size_t)i * (size_t)top_k;
+        ids[0] = draw.token;
+        values[0] = FIXED_LOGIT;
+        for (int32_t k = 1, token = 0; k < top_k; k++, token++) {
+            token += token == draw.token ? 1 : 0;
+            ids[k] = token;
+            values[k] = base_logit(token);
+        }
+        answer->lse[i] = FIXED_LOGIT - draw.logprob;
+    }
+}
+
+static int fixed_round(struct fixed_engine *fixed, struct answer *answer,
+                       const struct tv_round_in *in, struct tv_round_out *out)
+{
+    int32_t len = in->context->len;
+    struct tv_walk_result result = {0};
+    int rc = tv_walk_run(in->tree, len, &in->rule, walk_draw, fixed, answer->nodes,
+                         answer->logprobs, &result);
+    if (rc == 0 && in->want_logits) {
+        rc = answer_logits(fixed, answer, in->tree, len);
+        out->logits = answer->logits;
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    if (in->top_k > 0) {
+        answer_topk(fixed, answer, in->tree, len, in->top_k);
+        out->topk_ids = answer->ids;
+        out->topk_logits = answer->values;
+        out->topk_lse = answer->lse;
+    }
+    out->accepted_count = result.accepted_count;
+    out->nodes = answer->nodes;
+    out->logprobs = answer->logprobs;
+    out->end = result.end;
+    if (in->commit) {
+        in->context->len += result.accepted_count;
+    }
+    return 0;
+}
+
+static int fixed_verify(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
+                        struct tv_round_out *out)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    if (count < 1 || count > engine->requests_max) {
+        return -EINVAL;
+    }
+    int64_t start_us = tv_clock_us();
+    (void)atomic_fetch_add_explicit(&fixed->launches, 1, memory_order_relaxed);
+    for (int32_t i = 0; i < count; i++) {
+        const struct tv_tree *tree = in[i].tree;
+        memset(&out[i], 0, sizeof out[i]);
+        out[i].code = enter(fixed);
+        if (tree->count < 1 || tree->count > engine->nodes_max || in[i].top_k > engine->vocab ||
+            in[i].top_k > TV_WANT_TOP_K_MAX) {
+            return -EINVAL;
+        }
+        if (out[i].code == TV_KV_FULL) {
+            out[i].shortage = (struct tv_cache_shortage){.pages_needed = 2, .pages_free = 1};
+        }
+        if (out[i].code == TV_OK && in[i].context->len > engine->max_len - 1 - tree->depth) {
+            out[i].code = TV_CONTEXT_FULL;
+        }
+        if (out[i].code != TV_OK) {
+            (void)snprintf(out[i].detail, sizeof out[i].detail, "fixed engine: planned failure");
+            continue;
+        }
+        int rc = fixed_round(fixed, &fixed->answers[i], &in[i], &out[i]);
+        if (rc != 0) {
+            return rc;
+        }
+        out[i].device_us = tv_clock_us() - start_us;
+    }
+    return 0;
+}
+
+static int fixed_self_test(struct tv_engine *engine, char *detail, size_t detail_bytes)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    int broken = fixed->broken;
+    (void)pthread_mutex_unlock(&fixed->lock);
+    (void)snprintf(detail, detail_bytes, broken ? "fixed engine: broken" : "fixed engine");
+    return broken ? -EIO : 0;
+}
+
+static void fixed_destroy(struct tv_engine *engine)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    if (fixed == NULL) {
+        return;
+    }
+    for (int32_t i = 0; fixed->answers != NULL && i < engine->requests_max; i++) {
+        free(fixed->answers[i].nodes);
+        free(fixed->answers[i].logprobs);
+        free(fixed->answers[i].logits);
+        free(fixed->answers[i].planted);
+        free(fixed->answers[i].ids);
+        free(fixed->answers[i].values);
+        free(fixed->answers[i].lse);
+    }
+    free(fixed->answers);
+    (void)pthread_cond_destroy(&fixed->changed);
+    (void)pthread_mutex_destroy(&fixed->lock);
+    free(fixed);
+}
+
+static const struct tv_engine_ops fixed_ops = {
+    .context_open = fixed_context_open,
+    .context_close = fixed_context_close,
+    .context_len = fixed_context_len,
+    .truncate = fixed_truncate,
+    .prefill = fixed_prefill,
+    .verify = fixed_verify,
+    .self_test = fixed_self_test,
+    .destroy = fixed_destroy,
+};
+
+static int answer_init(struct answer *answer, size_t nodes)
+{
+    answer->nodes = calloc(nodes, sizeof *answer->nodes);
+    answer->logprobs = calloc(nodes, sizeof *answer->logprobs);
+    answer->planted = calloc(nodes, sizeof *answer->planted);
+    answer->ids = calloc(nodes * TV_WANT_TOP_K_MAX, sizeof *answer->ids);
+    answer->values = calloc(nodes * TV_WANT_TOP_K_MAX, sizeof *answer->values);
+    answer->lse = calloc(nodes, sizeof *answer->lse);
+    if (answer->nodes == NULL || answer->logprobs == NULL || answer->planted == NULL ||
+        answer->ids == NULL || answer->values == NULL || answer->lse == NULL) {
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < nodes; i++) {
+        answer->planted[i] = -1;
+    }
+    return 0;
+}
+
+int tv_fixed_engine_create(const struct tv_fixed_engine_params *params,
+                           struct tv_engine **ret_engine)
+{
+    if (params->vocab < 2 || params->max_len < 2 || params->nodes_max < 1 ||
+        params->requests_max < 1 || params->prefill_rows < 1) {
+        return -EINVAL;
+    }
+    struct fixed_engine *fixed = calloc(1, sizeof *fixed);
+    if (fixed == NULL) {
+        return -ENOMEM;
+    }
+    fixed->engine = (struct tv_engine){.ops = &fixed_ops,
+                                       .vocab = params->vocab,
+                                       .max_len = params->max_len,
+                                       .nodes_max = params->nodes_max,
+                                       .requests_max = params->requests_max,
+                                       .prefill_rows = params->prefill_rows,
+                                       .noise = 1e-5};
+    (void)pthread_mutex_init(&fixed->lock, NULL); /* neither fails with default attributes */
+    (void)pthread_cond_init(&fixed->changed, NULL);
+    atomic_init(&fixed->launches, 0);
+    for (int32_t token = 0; token < params->vocab; token++) {
+        fixed->base_sum += exp((double)base_logit(token));
+    }
+    int rc = -ENOMEM;
+    fixed->answers = calloc((size_t)params->requests_max, sizeof *fixed->answers);
+    if (fixed->answers == NULL) {
+        goto fail;
+    }
+    for (int32_t i = 0; i < params->requests_max; i++) {
+        rc = answer_init(&fixed->answers[i], (size_t)params->nodes_max);
+        if (rc != 0) {
+            goto fail;
+        }
+    }
+    *ret_engine = &fixed->engine;
+    return 0;
+fail:
+    fixed_destroy(&fixed->engine);
+    return rc;
+}
+
+void tv_fixed_engine_fail(struct tv_engine *engine, enum tv_code code, int32_t count)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    fixed->fail_code = code;
+    fixed->fail_count = count;
+    (void)pthread_mutex_unlock(&fixed->lock);
+}
+
+void tv_fixed_engine_hold(struct tv_engine *engine, int held)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    fixed->held = held;
+    (void)pthread_cond_broadcast(&fixed->changed);
+    (void)pthread_mutex_unlock(&fixed->lock);
+}
+
+void tv_fixed_engine_await_held(struct tv_engine *engine)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    while (!fixed->inside) {
+        (void)pthread_cond_wait(&fixed->changed, &fixed->lock);
+    }
+    (void)pthread_mutex_unlock(&fixed->lock);
+}
+
+void tv_fixed_engine_break(struct tv_engine *engine, int broken)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    fixed->broken = broken;
+    (void)pthread_mutex_unlock(&fixed->lock);
+}
+
+int64_t tv_fixed_engine_launches(struct tv_engine *engine)
+{
+    return atomic_load_explicit(&((struct fixed_engine *)engine)->launches, memory_order_relaxed);
+}
+
+int32_t tv_fixed_engine_contexts(struct tv_engine *engine)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    int32_t contexts = fixed->contexts;
+    (void)pthread_mutex_unlock(&fixed->lock);
+    return contexts;
+}
