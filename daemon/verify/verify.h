@@ -84,6 +84,7 @@ struct tv_engine_ops {
 struct tv_engine {
     const struct tv_engine_ops *ops;
     int32_t vocab, max_len, nodes_max, requests_max;
+    int32_t rows_max;       /* nodes of all rounds of one verify call together */
     int32_t prefill_rows;   /* largest slice */
     double noise;           /* the checkpoint's measured noise (near-tie threshold) */
     struct tv_model *model; /* NULL in an engine without one */

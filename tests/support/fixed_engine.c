@@ -343,7 +343,9 @@ static int answer_init(struct answer *answer, size_t nodes)
 int tv_fixed_engine_create(const struct tv_fixed_engine_params *params,
                            struct tv_engine **ret_engine)
 {
-    if (params->vocab < 2 || params->max_len < 2 || params->nodes_max < 1 ||
+    int32_t rows_max = 0;
+    if (__builtin_mul_overflow(params->nodes_max, params->requests_max, &rows_max) ||
+        params->vocab < 2 || params->max_len < 2 || params->nodes_max < 1 ||
         params->requests_max < 1 || params->prefill_rows < 1) {
         return -EINVAL;
     }
@@ -356,6 +358,7 @@ int tv_fixed_engine_create(const struct tv_fixed_engine_params *params,
                                        .max_len = params->max_len,
                                        .nodes_max = params->nodes_max,
                                        .requests_max = params->requests_max,
+                                       .rows_max = rows_max,
                                        .prefill_rows = params->prefill_rows,
                                        .noise = 1e-5};
     (void)pthread_mutex_init(&fixed->lock, NULL); /* neither fails with default attributes */
