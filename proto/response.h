@@ -17,7 +17,7 @@
 struct tv_buf {
     char *data; /* owned */
     size_t bytes, capacity, bytes_max;
-    int failed; /* 0, -ENOMEM or -EMSGSIZE */
+    int failed; /* 0, -ENOMEM, -EMSGSIZE, or -EDOM: a NaN was to be written */
 };
 void tv_buf_init(struct tv_buf *buf, size_t bytes_max);
 void tv_buf_finish(struct tv_buf *buf);
@@ -49,6 +49,7 @@ struct tv_session_state {
     int32_t *tail; /* [tail_count], owned: committed tokens from tail_from on */
     int32_t tail_count, tail_from;
 };
+/* Frees the state and its tail. */
 void tv_session_state_destroy(struct tv_session_state *state);
 
 struct tv_limits_info {
@@ -170,6 +171,7 @@ void tv_encode_session_list(struct tv_buf *buf, const struct tv_session_state *s
                             int32_t count);
 void tv_encode_running(struct tv_buf *buf, int32_t seq);
 void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info);
+void tv_encode_health(struct tv_buf *buf);
 void tv_encode_ready(struct tv_buf *buf, int ready, const struct tv_ready_check *checks,
                      int32_t count);
 void tv_encode_parity_report(struct tv_buf *buf, const struct tv_parity_report *report);

@@ -1,0 +1,281 @@
+/*
+ * request.c - the decoder: one table per call, then what concerns more than one field.
+ *
+ * Checks everything that needs no session state and refuses the first fault it meets; a refused
+ * request owns nothing.
+ */
+#include "proto/request.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/request_fields.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define AT(member)      offsetof(struct tv_request, member)
+#define BODY_NODES_MAX  2048 /* values besides long arrays; our largest body needs about 60 */
+#define INT31_MAX       2147483647.0
+#define TOKENS                                                                                     \
+    {                                                                                              \
+        "tokens", 0, tv_request_read_tokens, 0, 0, 0                                               \
+    }
+#define TOKENS_B64                                                                                 \
+    {                                                                                              \
+        "tokens_b64", 0, tv_request_read_tokens_b64, 0, 0, 0                                       \
+    }
+#define TREE(required)                                                                             \
+    {                                                                                              \
+        "tree", required, tv_request_read_tree, 0, 0, 0                                            \
+    }
+#define WANT                                                                                       \
+    {                                                                                              \
+        "want", 0, tv_request_read_want, 0, 0, 0                                                   \
+    }
+#define SAMPLING                                                                                   \
+    {                                                                                              \
+        "sampling", 0, tv_request_read_sampling, 0, 0, 0                                           \
+    }
+#define SEQ                                                                                        \
+    {                                                                                              \
+        "seq", 1, tv_request_read_int32, AT(seq), 1, INT31_MAX                                     \
+    }
+#define EPOCH                                                                                      \
+    {                                                                                              \
+        "epoch", 1, tv_request_read_epoch, AT(epoch), 0, 0                                         \
+    }
+#define EXPECTED_LEN                                                                               \
+    {                                                                                              \
+        "expected_len", 1, tv_request_read_int32, AT(expected_len), 0, INT31_MAX                   \
+    }
+#define EXPECTED_DIGEST                                                                            \
+    {                                                                                              \
+        "expected_digest", 0, tv_request_read_digest, 0, 0, 0                                      \
+    }
+#define DEADLINE                                                                                   \
+    {                                                                                              \
+        "deadline_ms", 0, tv_request_read_int32, AT(deadline_ms), 1, TV_DEADLINE_MS_MAX            \
+    }
+#define LEASE(required)                                                                            \
+    {                                                                                              \
+        "lease_s", required, tv_request_read_int32, AT(lease_s), 1, TV_LEASE_S_MAX                 \
+    }
+#define ACK                                                                                        \
+    {                                                                                              \
+        "ack", 0, tv_request_read_int32, AT(ack), 1, INT31_MAX                                     \
+    }
+
+/* The token fields come first, so that their bits in `seen` are the same everywhere. */
+#define SEEN_TOKENS     1u
+#define SEEN_TOKENS_B64 2u
+
+static const struct tv_request_field create_fields[] = {
+    TOKENS,          TOKENS_B64,
+    SAMPLING,        {"stop", 0, tv_request_read_stop, 0, 0, 0},
+    LEASE(0),        {"cache_salt", 0, tv_request_read_salt, 0, 0, 0},
+    EXPECTED_DIGEST,
+};
+static TV_REQUEST_READER(read_round_rule)
+{
+    ((struct tv_request *)base)->has_rule = 1;
+    return tv_request_read_rule(reader, value, field, base);
+}
+static const struct tv_request_field verify_fields[] = {
+    SEQ,          EPOCH,
+    EXPECTED_LEN, EXPECTED_DIGEST,
+    TREE(1),      {"rule", 0, read_round_rule, AT(rule), 0, 0},
+    WANT,         DEADLINE,
+    LEASE(0),     ACK,
+};
+static const struct tv_request_field extend_fields[] = {
+    TOKENS,
+    TOKENS_B64,
+    SEQ,
+    EPOCH,
+    EXPECTED_LEN,
+    EXPECTED_DIGEST,
+    {"keep_pending", 0, tv_request_read_flag, AT(keep_pending), 0, 0},
+    DEADLINE,
+    LEASE(0),
+    ACK,
+};
+static const struct tv_request_field decode_fields[] = {
+    SEQ,
+    EPOCH,
+    EXPECTED_LEN,
+    EXPECTED_DIGEST,
+    {"max_tokens", 1, tv_request_read_int32, AT(max_tokens), 1, TV_DECODE_TOKENS_MAX},
+    DEADLINE,
+    LEASE(0),
+    ACK,
+};
+static const struct tv_request_field renew_fields[] = {LEASE(1)};
+static const struct tv_request_field oneshot_fields[] = {
+    TOKENS, TOKENS_B64, TREE(1), SAMPLING, WANT, DEADLINE,
+};
+static const struct tv_request_field parity_session_fields[] = {
+    {"session", 1, tv_request_read_session, AT(session), 0, 0},
+    TREE(1),
+};
+
+const char *tv_rule_name(enum tv_rule rule)
+{
+    static const char *const names[TV_RULE_COUNT] = {"target_walk", "greedy"};
+
+    return names[rule];
+}
+
+const char *tv_tensor_dtype_name(enum tv_tensor_dtype dtype)
+{
+    static const char *const names[] = {"f32", "bf16", "f16"};
+
+    return names[dtype];
+}
+
+/* Exactly one of tokens and tokens_b64; a prompt and an extension are not empty. */
+static int check_tokens(struct tv_request_reader *reader, unsigned seen, int may_be_empty)
+{
+    const struct tv_request *request = reader->request;
+    const char *pointer = seen & SEEN_TOKENS_B64 ? "/tokens_b64" : "/tokens";
+
+    if ((seen & (SEEN_TOKENS | SEEN_TOKENS_B64)) == 0) {
+        tv_problem_set(reader->problem, TV_MISSING_FIELD, pointer,
+                       "/tokens: tokens or tokens_b64 is required");
+        return -EINVAL;
+    }
+    if (!may_be_empty && request->token_count == 0) {
+        tv_problem_set(reader->problem, TV_WRONG_VALUE, pointer, "%s: no tokens", pointer);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+/* Tokens and tree of a call without a session must fit the context. */
+static int check_context(struct tv_request_reader *reader)
+{
+    const struct tv_request *request = reader->request;
+    int64_t length = request->token_count;
+
+    if (request->has_tree) {
+        length += request->tree.depth + 1;
+    }
+    if (length > reader->limits->max_len) {
+        tv_problem_set(reader->problem, TV_CONTEXT_FULL, "", "%lld positions, the limit is %d",
+                       (long long)length, (int)reader->limits->max_len);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+static int read_prompt(struct tv_request_reader *reader, const struct tv_json_value *root,
+                       const struct tv_request_field *fields, size_t count, int may_be_empty)
+{
+    int rc = 0;
+
+    if (tv_json_member(root, "tokens") != NULL && tv_json_member(root, "tokens_b64") != NULL) {
+        tv_problem_set(reader->problem, TV_WRONG_VALUE, "/tokens_b64",
+                       "/tokens_b64: tokens or tokens_b64, not both");
+        return -EINVAL;
+    }
+    rc = tv_request_read_object(reader, root, fields, count, reader->request);
+    return rc < 0 ? rc : check_tokens(reader, reader->seen, may_be_empty);
+}
+
+static int read_oneshot(struct tv_request_reader *reader, const struct tv_json_value *root)
+{
+    int rc = read_prompt(reader, root, oneshot_fields, COUNT_OF(oneshot_fields), 1);
+
+    return rc < 0 ? rc : check_context(reader);
+}
+
+/* {} is the built-in case; {"session", "tree"} a live session; else a one-shot body. */
+static int read_parity(struct tv_request_reader *reader, const struct tv_json_value *root)
+{
+    if (tv_json_type(root) == TV_JSON_OBJECT && tv_json_first(root) == NULL) {
+        return 0;
+    }
+    if (tv_json_member(root, "session") != NULL) {
+        return tv_request_read_object(reader, root, parity_session_fields,
+                                      COUNT_OF(parity_session_fields), reader->request);
+    }
+    return read_oneshot(reader, root);
+}
+
+static int read_body(struct tv_request_reader *reader, const struct tv_json_value *root)
+{
+    struct tv_request *request = reader->request;
+    int rc;
+
+    switch (request->kind) {
+    case TV_CALL_CREATE:
+        request->lease_s = TV_LEASE_S_DEFAULT;
+        rc = read_prompt(reader, root, create_fields, COUNT_OF(create_fields), 0);
+        return rc < 0 ? rc : check_context(reader);
+    case TV_CALL_VERIFY:
+        return tv_request_read_object(reader, root, verify_fields, COUNT_OF(verify_fields),
+                                      request);
+    case TV_CALL_EXTEND:
+        return read_prompt(reader, root, extend_fields, COUNT_OF(extend_fields), 0);
+    case TV_CALL_DECODE:
+        return tv_request_read_object(reader, root, decode_fields, COUNT_OF(decode_fields),
+                                      request);
+    case TV_CALL_RENEW:
+        return tv_request_read_object(reader, root, renew_fields, COUNT_OF(renew_fields), request);
+    case TV_CALL_ONESHOT:
+        return read_oneshot(reader, root);
+    default:
+        assert(request->kind == TV_CALL_PARITY); /* the other calls have no body */
+        return read_parity(reader, root);
+    }
+}
+
+int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_bytes,
+                      const struct tv_request_limits *limits, struct tv_request *ret_request,
+                      struct tv_problem *problem)
+{
+    /* An array of n numbers takes 2n bytes, so the body's own limit bounds the values. */
+    const struct tv_json_limits json_limits = {.depth_max = TV_JSON_DEPTH_MAX,
+                                               .values_max = body_bytes + 1,
+                                               .nodes_max = BODY_NODES_MAX,
+                                               .borrow_text = 1};
+    struct tv_request_reader reader = {
+        .limits = limits, .request = ret_request, .problem = problem};
+    struct tv_json_error error = {0};
+    struct tv_json *doc = NULL;
+    int rc;
+
+    *ret_request = (struct tv_request){
+        .kind = kind,
+        .deadline_ms = TV_DEADLINE_MS_DEFAULT,
+        .sampling = {.rule = TV_RULE_TARGET_WALK, .temperature = 1.0, .top_p = 1.0}};
+    rc = tv_json_parse(body, body_bytes, &json_limits, &doc, &error);
+    if (rc == -EINVAL) {
+        tv_problem_set(problem, TV_BAD_JSON, NULL, "byte %zu: %s", error.offset, error.what);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    reader.doc = doc;
+    rc = read_body(&reader, tv_json_root(doc));
+    tv_json_destroy(doc);
+    if (rc < 0) {
+        tv_request_finish(ret_request);
+        return rc;
+    }
+    tv_request_hash(ret_request);
+    return 0;
+}
+
+void tv_request_finish(struct tv_request *request)
+{
+    if (request == NULL) {
+        return;
+    }
+    free(request->tokens);
+    free(request->want.rows.nodes);
+    free(request->want.logits_rows.nodes);
+    free(request->tensor_rows.nodes);
+    tv_tree_finish(&request->tree);
+    *request = (struct tv_request){0};
+}

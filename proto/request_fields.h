@@ -1,0 +1,77 @@
+/*
+ * request_fields.h - table-driven reading of JSON objects into request structs; private to proto/.
+ *
+ * One object is read in two steps: first every member must be in the table and every required one
+ * present, then the values are read in the table's order. So which fault is reported does not
+ * depend on how a client orders its members, except among unknown fields.
+ */
+#ifndef TV_PROTO_REQUEST_FIELDS_H
+#define TV_PROTO_REQUEST_FIELDS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/json_read.h"
+#include "proto/request.h"
+
+#define TV_REQUEST_FIELDS_MAX 16
+
+struct tv_request_reader {
+    const struct tv_json *doc;
+    const struct tv_request_limits *limits;
+    struct tv_request *request;
+    struct tv_problem *problem;
+    char pointer[96];
+    size_t pointer_bytes;
+    unsigned seen; /* bit i: member i of the object read last was present */
+};
+
+/* A member: how it is read, into base + offset, and the range of numbers. All readers return 0,
+ * -EINVAL with the problem set, or -ENOMEM. */
+struct tv_request_field {
+    const char *name;
+    int required;
+    int (*read)(struct tv_request_reader *reader, const struct tv_json_value *value,
+                const struct tv_request_field *field, void *base);
+    size_t offset;
+    double low, high;
+};
+
+/* Read an object by its table; reader->seen tells which members were there. */
+int tv_request_read_object(struct tv_request_reader *reader, const struct tv_json_value *value,
+                           const struct tv_request_field *fields, size_t count, void *base);
+
+/* Refuse the value at the reader's pointer, or its element `index`. */
+int tv_request_refuse(struct tv_request_reader *reader, enum tv_code code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+int tv_request_refuse_item(struct tv_request_reader *reader, enum tv_code code, size_t index,
+                           const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+#define TV_REQUEST_READER(name)                                                                    \
+    int name(struct tv_request_reader *reader, const struct tv_json_value *value,                  \
+             const struct tv_request_field *field, void *base)
+
+/* Scalars; low..high inclusive. */
+TV_REQUEST_READER(tv_request_read_int32);
+TV_REQUEST_READER(tv_request_read_flag);
+TV_REQUEST_READER(tv_request_read_number);  /* double */
+TV_REQUEST_READER(tv_request_read_epoch);   /* char[17] */
+TV_REQUEST_READER(tv_request_read_session); /* char[32] */
+TV_REQUEST_READER(tv_request_read_salt);
+TV_REQUEST_READER(tv_request_read_rule);
+TV_REQUEST_READER(tv_request_read_digest); /* expected_digest of the request */
+/* Parts with a table of their own; they write to the request. */
+TV_REQUEST_READER(tv_request_read_tokens);
+TV_REQUEST_READER(tv_request_read_tokens_b64);
+TV_REQUEST_READER(tv_request_read_sampling);
+TV_REQUEST_READER(tv_request_read_stop);
+TV_REQUEST_READER(tv_request_read_tree);
+TV_REQUEST_READER(tv_request_read_want);
+
+/* 0 when text is one of the names, -EINVAL otherwise. */
+int tv_request_dtype_from(const char *text, enum tv_tensor_dtype *ret_dtype);
+int tv_request_rows_kind_from(const char *text, enum tv_rows_kind *ret_kind);
+/* SHA-256 over the canonical form of a decoded request, into body_hash. */
+void tv_request_hash(struct tv_request *request);
+
+#endif

@@ -1,0 +1,127 @@
+/*
+ * request_hash.c - the body hash that tells a retry from another request with the same number.
+ *
+ * SHA-256 over a canonical little-endian form of the decoded request: spelling, order of members
+ * and explicit defaults do not count; deadline_ms, lease_s and ack are left out.
+ */
+#include <nettle/sha2.h>
+#include <string.h>
+
+#include "proto/request_fields.h"
+
+/* Fixed fields gather here; each call writes fewer bytes than it holds. */
+struct gather {
+    uint8_t bytes[1024];
+    size_t used;
+};
+
+static void put32(struct gather *gather, int32_t number)
+{
+    uint32_t bits = (uint32_t)number;
+    uint8_t *p = gather->bytes + gather->used;
+
+    p[0] = (uint8_t)bits;
+    p[1] = (uint8_t)(bits >> 8);
+    p[2] = (uint8_t)(bits >> 16);
+    p[3] = (uint8_t)(bits >> 24);
+    gather->used += 4;
+}
+
+static void put64(struct gather *gather, uint64_t bits)
+{
+    put32(gather, (int32_t)(uint32_t)bits);
+    put32(gather, (int32_t)(uint32_t)(bits >> 32));
+}
+
+static void put_double(struct gather *gather, double number)
+{
+    uint64_t bits;
+
+    memcpy(&bits, &number, sizeof(bits));
+    put64(gather, bits);
+}
+
+static void put_bytes(struct gather *gather, const void *data, size_t bytes)
+{
+    memcpy(gather->bytes + gather->used, data, bytes);
+    gather->used += bytes;
+}
+
+/* Count and items of an array, in pieces, so that the form does not depend on the machine. */
+static void hash_ints(struct sha256_ctx *hash, const int32_t *items, int32_t count)
+{
+    struct gather gather = {.used = 0};
+    int32_t i;
+
+    put32(&gather, count);
+    for (i = 0; i < count; i++) {
+        if (gather.used == sizeof(gather.bytes)) {
+            sha256_update(hash, gather.used, gather.bytes);
+            gather.used = 0;
+        }
+        put32(&gather, items[i]);
+    }
+    sha256_update(hash, gather.used, gather.bytes);
+}
+
+static void hash_rows(struct sha256_ctx *hash, const struct tv_rows *rows)
+{
+    struct gather gather = {.used = 0};
+
+    put32(&gather, (int32_t)rows->kind);
+    sha256_update(hash, gather.used, gather.bytes);
+    hash_ints(hash, rows->nodes, rows->kind == TV_ROWS_LIST ? rows->count : 0);
+}
+
+static void put_fixed(struct gather *gather, const struct tv_request *request)
+{
+    const struct tv_sampling_request *sampling = &request->sampling;
+    const struct tv_want *want = &request->want;
+
+    put_bytes(gather, "tv-body-1", 9);
+    put32(gather, (int32_t)request->kind);
+    put_bytes(gather, request->session, sizeof(request->session));
+    put_bytes(gather, request->epoch, sizeof(request->epoch));
+    put32(gather, request->seq);
+    put32(gather, request->expected_len);
+    put32(gather, request->has_expected_digest);
+    put_bytes(gather, request->expected_digest, sizeof(request->expected_digest));
+    put32(gather, request->keep_pending);
+    put32(gather, request->max_tokens);
+    put32(gather, (int32_t)sampling->rule);
+    put_double(gather, sampling->temperature);
+    put32(gather, sampling->top_k);
+    put_double(gather, sampling->top_p);
+    put_double(gather, sampling->min_p);
+    put32(gather, sampling->has_seed);
+    put64(gather, sampling->seed);
+    put32(gather, request->has_rule);
+    put32(gather, (int32_t)request->rule);
+    put32(gather, request->max_len);
+    put32(gather, request->cache_salt_bytes);
+    put_bytes(gather, request->cache_salt, (size_t)request->cache_salt_bytes);
+    put32(gather, want->top_k);
+    put32(gather, want->logprobs);
+    put32(gather, want->logits);
+    put32(gather, (int32_t)want->logits_dtype);
+    put32(gather, want->logits_fetch);
+    put32(gather, want->shadow);
+    put32(gather, request->has_tree);
+}
+
+void tv_request_hash(struct tv_request *request)
+{
+    struct gather gather = {.used = 0};
+    struct sha256_ctx hash;
+
+    sha256_init(&hash);
+    put_fixed(&gather, request);
+    sha256_update(&hash, gather.used, gather.bytes);
+    hash_ints(&hash, request->tokens, request->token_count);
+    hash_ints(&hash, request->stop_ids, request->stop_count);
+    hash_rows(&hash, &request->want.rows);
+    hash_rows(&hash, &request->want.logits_rows);
+    hash_ints(&hash, request->tree.tokens, request->tree.count);
+    hash_ints(&hash, request->tree.parents, request->tree.count);
+    sha256_digest(&hash, sizeof(request->body_hash), request->body_hash);
+}

@@ -1,0 +1,237 @@
+/*
+ * request_want.c - what a round shall show besides its outcome.
+ *
+ * Refuses row lists that are empty, name a node twice or one that does not exist, and inline blocks
+ * that could exceed the server's limit for this tree.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/request_fields.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+int tv_request_dtype_from(const char *text, enum tv_tensor_dtype *ret_dtype)
+{
+    int dtype;
+
+    for (dtype = TV_TENSOR_F32; dtype <= TV_TENSOR_F16; dtype++) {
+        if (strcmp(text, tv_tensor_dtype_name((enum tv_tensor_dtype)dtype)) == 0) {
+            *ret_dtype = (enum tv_tensor_dtype)dtype;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+int tv_request_rows_kind_from(const char *text, enum tv_rows_kind *ret_kind)
+{
+    static const char *const names[] = {"path", "stop", "all"};
+    size_t i;
+
+    for (i = 0; i < COUNT_OF(names); i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *ret_kind = (enum tv_rows_kind)i;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+/* A short string as a terminated copy; longer ones cannot be one of our words. */
+static int word_of(struct tv_request_reader *reader, const struct tv_json_value *value,
+                   char ret_word[16])
+{
+    size_t bytes = 0;
+    const char *text = tv_json_string(value, &bytes);
+
+    if (text == NULL) {
+        return tv_request_refuse(reader, TV_WRONG_TYPE, "a string is expected");
+    }
+    ret_word[0] = '\0';
+    if (bytes < 16) {
+        memcpy(ret_word, text, bytes);
+        ret_word[bytes] = '\0';
+    }
+    return 0;
+}
+
+/* Every listed node exists and is listed once. */
+static int check_nodes(struct tv_request_reader *reader, const struct tv_rows *rows)
+{
+    int32_t nodes = reader->request->tree.count, i;
+    uint8_t listed[TV_ENGINE_NODES_MAX] = {0};
+
+    if (rows->count == 0) {
+        return tv_request_refuse(reader, TV_WRONG_VALUE, "an empty list of nodes");
+    }
+    for (i = 0; i < rows->count; i++) {
+        int32_t node = rows->nodes[i];
+        if (node < 0 || node >= nodes || node >= TV_ENGINE_NODES_MAX) {
+            return tv_request_refuse_item(reader, TV_WRONG_VALUE, (size_t)i,
+                                          "node %d is not in the tree of %d", (int)node,
+                                          (int)nodes);
+        }
+        if (listed[node]) {
+            return tv_request_refuse_item(reader, TV_WRONG_VALUE, (size_t)i,
+                                          "node %d is listed twice", (int)node);
+        }
+        listed[node] = 1;
+    }
+    return 0;
+}
+
+static TV_REQUEST_READER(read_rows)
+{
+    struct tv_rows *rows = (struct tv_rows *)(void *)((char *)base + field->offset);
+    size_t index = 0;
+    char word[16];
+    int rc;
+
+    if (tv_json_type(value) == TV_JSON_ARRAY) {
+        rc = tv_json_int32_array(reader->doc, value, &rows->nodes, &rows->count, &index);
+        if (rc == -EINVAL) {
+            return tv_request_refuse_item(reader, TV_WRONG_TYPE, index, "an integer is expected");
+        }
+        if (rc == -ERANGE) {
+            return tv_request_refuse_item(reader, TV_WRONG_VALUE, index, "integer out of range");
+        }
+        rows->kind = TV_ROWS_LIST;
+        return rc < 0 ? rc : check_nodes(reader, rows);
+    }
+    if (tv_json_type(value) != TV_JSON_STRING) {
+        return tv_request_refuse(reader, TV_WRONG_TYPE, "a word or a list of nodes is expected");
+    }
+    rc = word_of(reader, value, word);
+    if (rc < 0) {
+        return rc;
+    }
+    if (tv_request_rows_kind_from(word, &rows->kind) < 0) {
+        return tv_request_refuse(reader, TV_WRONG_VALUE, "stop, path or all is expected");
+    }
+    return 0;
+}
+
+static TV_REQUEST_READER(read_dtype)
+{
+    enum tv_tensor_dtype *dtype = (enum tv_tensor_dtype *)(void *)((char *)base + field->offset);
+    char word[16];
+    int rc = word_of(reader, value, word);
+
+    if (rc == 0 && tv_request_dtype_from(word, dtype) < 0) {
+        return tv_request_refuse(reader, TV_WRONG_VALUE, "f32, bf16 or f16 is expected");
+    }
+    return rc;
+}
+
+static TV_REQUEST_READER(read_via)
+{
+    struct tv_want *want = base;
+    char word[16];
+    int rc = word_of(reader, value, word), fetch;
+
+    (void)field; /* writes logits_fetch */
+    if (rc < 0) {
+        return rc;
+    }
+    fetch = strcmp(word, "fetch") == 0;
+    if (!fetch && strcmp(word, "inline") != 0) {
+        return tv_request_refuse(reader, TV_WRONG_VALUE, "inline or fetch is expected");
+    }
+    if (fetch && reader->request->kind != TV_CALL_VERIFY) {
+        return tv_request_refuse(reader, TV_WRONG_VALUE, "only inline without a session");
+    }
+    want->logits_fetch = fetch;
+    return 0;
+}
+
+static TV_REQUEST_READER(read_logits)
+{
+    static const struct tv_request_field fields[] = {
+        {"rows", 0, read_rows, offsetof(struct tv_want, logits_rows), 0, 0},
+        {"dtype", 0, read_dtype, offsetof(struct tv_want, logits_dtype), 0, 0},
+        {"via", 0, read_via, 0, 0, 0},
+    };
+    struct tv_want *want = base;
+    const struct tv_rows *rows = &want->rows;
+    int rc = tv_request_read_object(reader, value, fields, COUNT_OF(fields), want);
+
+    (void)field; /* its own table */
+    want->logits = 1;
+    if (rc < 0 || (reader->seen & 1u)) {
+        return rc;
+    }
+    want->logits_rows = *rows; /* want.rows, which is read before */
+    if (rows->nodes != NULL) {
+        size_t bytes = (size_t)rows->count * sizeof(*rows->nodes);
+        want->logits_rows.nodes = malloc(bytes);
+        if (want->logits_rows.nodes == NULL) {
+            return -ENOMEM;
+        }
+        memcpy(want->logits_rows.nodes, rows->nodes, bytes);
+    }
+    return 0;
+}
+
+/* The most rows a set can have in this tree. */
+static uint64_t rows_most(const struct tv_rows *rows, const struct tv_tree *tree)
+{
+    switch (rows->kind) {
+    case TV_ROWS_STOP:
+        return 1;
+    case TV_ROWS_ALL:
+        return (uint64_t)tree->count;
+    case TV_ROWS_LIST:
+        return (uint64_t)rows->count;
+    default:
+        return (uint64_t)tree->depth + 1;
+    }
+}
+
+/* Whether the blocks fit must not depend on the outcome, so the longest path counts. */
+static int check_inline(struct tv_request_reader *reader, const struct tv_want *want)
+{
+    const struct tv_tree *tree = &reader->request->tree;
+    uint64_t bytes = 0;
+
+    if (want->logits && !want->logits_fetch) {
+        bytes += rows_most(&want->logits_rows, tree) * (uint64_t)reader->limits->tree.vocab *
+                 (want->logits_dtype == TV_TENSOR_F32 ? 4 : 2);
+    }
+    if (want->top_k > 0) {
+        bytes += rows_most(&want->rows, tree) * ((uint64_t)want->top_k * 8 + 4);
+    }
+    if (bytes > reader->limits->inline_bytes) {
+        return tv_request_refuse(
+            reader, TV_WRONG_VALUE, "inline blocks of up to %llu bytes are over the limit of %llu",
+            (unsigned long long)bytes, (unsigned long long)reader->limits->inline_bytes);
+    }
+    return 0;
+}
+
+static TV_REQUEST_READER(read_top_k)
+{
+    struct tv_request_field ranged = *field;
+
+    if (reader->limits->tree.vocab < TV_WANT_TOP_K_MAX) {
+        ranged.high = reader->limits->tree.vocab;
+    }
+    return tv_request_read_int32(reader, value, &ranged, base);
+}
+
+TV_REQUEST_READER(tv_request_read_want)
+{
+    static const struct tv_request_field fields[] = {
+        {"top_k", 0, read_top_k, offsetof(struct tv_want, top_k), 0, TV_WANT_TOP_K_MAX},
+        {"rows", 0, read_rows, offsetof(struct tv_want, rows), 0, 0},
+        {"logprobs", 0, tv_request_read_flag, offsetof(struct tv_want, logprobs), 0, 0},
+        {"logits", 0, read_logits, 0, 0, 0},
+        {"shadow", 0, tv_request_read_flag, offsetof(struct tv_want, shadow), 0, 0},
+    };
+    struct tv_request *request = base;
+    int rc = tv_request_read_object(reader, value, fields, COUNT_OF(fields), &request->want);
+
+    (void)field; /* its own table */
+    return rc < 0 ? rc : check_inline(reader, &request->want);
+}
