@@ -1,0 +1,442 @@
+/*
+ * engine.c - the real engine: contexts, prefill, verify and commit on a loaded model and its cache.
+ *
+ * Owns the contexts' sequences and the arrays that answers point into, all taken at start. Refuses
+ * rounds one by one: what is wrong with one round leaves the others of the batch alone.
+ */
+#include "verify/engine.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "verify/walk.h"
+
+static int context_open(struct tv_engine *engine, struct tv_context **ret_context)
+{
+    (void)engine;
+    struct tv_context *context = calloc(1, sizeof *context);
+    if (context == NULL) {
+        return -ENOMEM;
+    }
+    *ret_context = context;
+    return 0;
+}
+
+static void context_close(struct tv_engine *engine, struct tv_context *context)
+{
+    if (context == NULL) {
+        return;
+    }
+    tv_cache_seq_finish(engine->cache, &context->seq);
+    free(context);
+}
+
+static int32_t context_len(const struct tv_context *context)
+{
+    return context->seq.len;
+}
+
+static int context_truncate(struct tv_engine *engine, struct tv_context *context, int32_t len)
+{
+    return tv_cache_truncate(engine->cache, &context->seq, len);
+}
+
+static int tokens_check(const struct tv_engine *engine, const int32_t *tokens, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++) {
+        if (tokens[i] < 0 || tokens[i] >= engine->vocab) {
+            return -EINVAL;
+        }
+    }
+    return 0;
+}
+
+static int prefill_draw(struct tv_verify_engine *self, const float *logits, int32_t len,
+                        const struct tv_round_rule *rule, struct tv_drawn *ret_drawn)
+{
+    struct tv_sampling sampling = tv_walk_sampling(rule);
+    struct tv_draw draw = {0};
+    int rc = tv_engine_draw_row(self, logits, 0, len, &sampling, &draw);
+    if (rc != 0) {
+        return rc;
+    }
+    if (draw.token < 0) {
+        return -EDOM;
+    }
+    int finite = draw.margin <= 3.0e38f;
+    *ret_drawn = (struct tv_drawn){.token = draw.token,
+                                   .finish = tv_walk_finish(rule, len, draw.token),
+                                   .has_margin = finite,
+                                   .margin = finite ? draw.margin : 0.0f};
+    return 0;
+}
+
+static int engine_prefill(struct tv_engine *engine, struct tv_context *context,
+                          const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
+                          struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage)
+{
+    struct tv_verify_engine *self = (struct tv_verify_engine *)engine;
+    struct tv_cache_seq *seq = &context->seq;
+    if (count < 1 || count > engine->prefill_rows || seq->len > engine->max_len - count ||
+        tokens_check(engine, tokens, count) != 0) {
+        return -EINVAL;
+    }
+    int rc = tv_cache_reserve(engine->cache, seq, count, ret_shortage);
+    if (rc != 0) {
+        return rc;
+    }
+    struct tv_drawn drawn = {0};
+    const float *logits = NULL;
+    rc = tv_model_prefill(engine->model, engine->cache, seq, tokens, count,
+                          rule != NULL ? &logits : NULL);
+    if (rc == 0 && rule != NULL) {
+        rc = prefill_draw(self, logits, seq->len + count, rule, &drawn);
+    }
+    if (rc != 0) {
+        tv_cache_drop(engine->cache, seq);
+        return rc;
+    }
+    rc = tv_cache_commit(engine->cache, seq, NULL, count);
+    if (rc == 0 && rule != NULL) {
+        *ret_drawn = drawn;
+    }
+    return rc;
+}
+
+static void round_refuse(struct tv_round_out *out, enum tv_code code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void round_refuse(struct tv_round_out *out, enum tv_code code, const char *format, ...)
+{
+    va_list args;
+    struct tv_cache_shortage shortage = out->shortage;
+    memset(out, 0, sizeof *out);
+    out->code = code;
+    out->shortage = shortage;
+    va_start(args, format);
+    (void)vsnprintf(out->detail, sizeof out->detail, format, args); /* cut text is still text */
+    va_end(args);
+}
+
+/* What the callers above should have refused; here it costs this round only, not its batch. */
+static int round_check(const struct tv_engine *engine, const struct tv_round_in *in,
+                       struct tv_round_out *out)
+{
+    const struct tv_tree *tree = in->tree;
+    int32_t len = in->context->seq.len;
+    if (tree->count < 1 || tree->count > engine->nodes_max) {
+        round_refuse(out, TV_TREE_TOO_LARGE, "%d nodes, the engine takes %d", tree->count,
+                     engine->nodes_max);
+        return -EINVAL;
+    }
+    if (tokens_check(engine, tree->tokens, tree->count) != 0) {
+        round_refuse(out, TV_TREE_INVALID, "a token is outside the vocabulary of %d",
+                     engine->vocab);
+        return -EINVAL;
+    }
+    for (int32_t i = 0; i < tree->count; i++) {
+        if (len > engine->max_len - 1 - tree->depths[i]) {
+            round_refuse(out, TV_CONTEXT_FULL, "node %d: position %lld, the limit is %d", i,
+                         (long long)len + tree->depths[i], engine->max_len);
+            return -EINVAL;
+        }
+    }
+    if (in->top_k < 0 || in->top_k > TV_WANT_TOP_K_MAX || in->top_k > engine->vocab) {
+        round_refuse(out, TV_WRONG_VALUE, "top_k %d", in->top_k);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+/* Reserve rows for every round that can run; returns how many slots the launch has. */
+static int32_t rounds_admit(struct tv_verify_engine *self, const struct tv_round_in *in,
+                            int32_t count, struct tv_round_out *out)
+{
+    struct tv_engine *engine = &self->engine;
+    int32_t slot_count = 0;
+    int32_t rows = 0;
+    for (int32_t i = 0; i < count; i++) {
+        memset(&out[i], 0, sizeof out[i]);
+        if (round_check(engine, &in[i], &out[i]) != 0) {
+            continue;
+        }
+        const struct tv_tree *tree = in[i].tree;
+        int rc =
+            tv_cache_reserve(engine->cache, &in[i].context->seq, tree->count, &out[i].shortage);
+        if (rc != 0) {
+            round_refuse(&out[i],
+                         rc == -ENOSPC   ? TV_KV_FULL
+                         : rc == -ENOMEM ? TV_OVERLOADED
+                         : rc == -EINVAL ? TV_INTERNAL
+                                         : TV_KERNEL_FAULT,
+                         "%d rows for the tree: %s", tree->count, strerror(-rc));
+            continue;
+        }
+        self->slots[slot_count] =
+            (struct tv_engine_slot){.round = i, .row_start = rows, .rows = tree->count};
+        self->items[slot_count] = (struct tv_model_item){.seq = &in[i].context->seq,
+                                                         .rows = tree->count,
+                                                         .tokens = tree->tokens,
+                                                         .parents = tree->parents,
+                                                         .depths = tree->depths};
+        rows += tree->count;
+        slot_count++;
+    }
+    return slot_count;
+}
+
+static void hook_fan(void *context, int32_t layer, const struct tv_verify_attn *attn)
+{
+    const struct tv_engine_fan *fan = context;
+    for (int32_t s = 0; s < fan->slot_count; s++) {
+        const struct tv_engine_slot *slot = &fan->slots[s];
+        const struct tv_round_in *in = &fan->in[slot->round];
+        if (in->hook != NULL) {
+            struct tv_verify_attn slice =
+                tv_engine_attn_slice(attn, s, slot->row_start, slot->rows);
+            in->hook(in->hook_context, layer, &slice);
+        }
+    }
+}
+
+static int launch(struct tv_verify_engine *self, const struct tv_round_in *in, int32_t slot_count,
+                  const float **ret_logits)
+{
+    struct tv_engine_fan fan = {.in = in, .slots = self->slots, .slot_count = slot_count};
+    int hooked = 0;
+    for (int32_t s = 0; s < slot_count; s++) {
+        hooked |= in[self->slots[s].round].hook != NULL;
+    }
+    int rc = tv_model_verify(self->engine.model, self->engine.cache, self->items, slot_count,
+                             hooked ? hook_fan : NULL, &fan, ret_logits);
+    if (rc == 0) {
+        rc = tv_engine_draw_slots(self, in, slot_count, *ret_logits);
+    }
+    if (rc == 0) {
+        rc = self->engine.kernels->sync(self->engine.kernels);
+    }
+    return rc;
+}
+
+/* Answer one launched round, then commit it or give its rows back. */
+static int round_settle(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
+                        const struct tv_round_in *in, const float *logits, struct tv_round_out *out)
+{
+    struct tv_cache *cache = self->engine.cache;
+    struct tv_cache_seq *seq = &in->context->seq;
+    int rc = tv_engine_answer(self, slot, in, logits, out);
+    if (rc == 0 && in->commit) {
+        rc = tv_cache_commit(cache, seq, out->nodes, out->accepted_count);
+    } else {
+        tv_cache_drop(cache, seq);
+    }
+    if (rc == -EDOM) {
+        round_refuse(out, TV_NUMERIC_FAULT, "a logit of a row in use is not finite");
+        return 0;
+    }
+    if (rc != 0) {
+        round_refuse(out, TV_KERNEL_FAULT, "after the pass: %s", strerror(-rc));
+    }
+    return rc;
+}
+
+static int engine_verify(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
+                         struct tv_round_out *out)
+{
+    struct tv_verify_engine *self = (struct tv_verify_engine *)engine;
+    if (count < 1 || count > engine->requests_max) {
+        return -EINVAL;
+    }
+    int64_t rows = 0;
+    for (int32_t i = 0; i < count; i++) {
+        rows += in[i].tree->count > 0 ? in[i].tree->count : 0;
+    }
+    if (rows > engine->rows_max) {
+        return -EINVAL;
+    }
+    int64_t start_us = tv_clock_us();
+    int32_t slot_count = rounds_admit(self, in, count, out);
+    if (slot_count == 0) {
+        return 0;
+    }
+    const float *logits = NULL;
+    int rc = launch(self, in, slot_count, &logits);
+    int64_t device_us = tv_clock_us() - start_us;
+    int first_rc = rc;
+    for (int32_t s = 0; s < slot_count; s++) {
+        const struct tv_engine_slot *slot = &self->slots[s];
+        const struct tv_round_in *round = &in[slot->round];
+        struct tv_round_out *answer = &out[slot->round];
+        if (rc != 0) {
+            tv_cache_drop(engine->cache, &round->context->seq);
+            round_refuse(answer, TV_KERNEL_FAULT, "the pass failed: %s", strerror(-rc));
+            continue;
+        }
+        int settle_rc = round_settle(self, slot, round, logits, answer);
+        first_rc = first_rc != 0 ? first_rc : settle_rc;
+        answer->device_us = device_us;
+    }
+    return first_rc;
+}
+
+static int engine_self_test(struct tv_engine *engine, char *detail, size_t detail_bytes)
+{
+    return tv_engine_self_test_repeat((struct tv_verify_engine *)engine, detail, detail_bytes);
+}
+
+static void device_free(struct tv_kernels *kernels, void *device)
+{
+    if (device != NULL) {
+        kernels->free(kernels, device);
+    }
+}
+
+static void engine_destroy(struct tv_engine *engine)
+{
+    struct tv_verify_engine *self = (struct tv_verify_engine *)engine;
+    if (self == NULL) {
+        return;
+    }
+    struct tv_kernels *kernels = engine->kernels;
+    tv_engine_self_test_finish(self);
+    if (!kernels->host_memory) {
+        free(self->host_topk_ids);
+        free(self->host_topk_values);
+        free(self->host_topk_lse);
+        free(self->host_logits);
+    }
+    device_free(kernels, self->device_positions);
+    device_free(kernels, self->device_sampling);
+    device_free(kernels, self->device_draws);
+    device_free(kernels, self->draw_workspace);
+    device_free(kernels, self->device_topk_ids);
+    device_free(kernels, self->device_topk_values);
+    device_free(kernels, self->device_topk_lse);
+    free(self->host_positions);
+    free(self->host_sampling);
+    free(self->host_draws);
+    free(self->items);
+    free(self->slots);
+    free(self->nodes);
+    free(self->logprobs);
+    free(self);
+}
+
+static const struct tv_engine_ops engine_ops = {
+    .context_open = context_open,
+    .context_close = context_close,
+    .context_len = context_len,
+    .truncate = context_truncate,
+    .prefill = engine_prefill,
+    .verify = engine_verify,
+    .self_test = engine_self_test,
+    .destroy = engine_destroy,
+};
+
+/* Arrays of draws: one row on host memory, every row of a launch elsewhere. */
+static int draw_arrays_take(struct tv_verify_engine *self)
+{
+    struct tv_kernels *kernels = self->engine.kernels;
+    self->draw_rows = kernels->host_memory ? 1 : self->engine.rows_max;
+    size_t rows = (size_t)self->draw_rows;
+    struct tv_draw_args args = {.rows = self->draw_rows, .vocab = self->engine.vocab};
+    self->draw_workspace_bytes = kernels->draw_workspace(kernels, &args);
+    if (self->draw_workspace_bytes > 0) {
+        self->draw_workspace = kernels->alloc(kernels, self->draw_workspace_bytes);
+    }
+    self->device_positions = kernels->alloc(kernels, rows * sizeof *self->device_positions);
+    self->device_sampling = kernels->alloc(kernels, rows * sizeof *self->device_sampling);
+    self->device_draws = kernels->alloc(kernels, rows * sizeof *self->device_draws);
+    self->host_positions = calloc(rows, sizeof *self->host_positions);
+    self->host_sampling = calloc(rows, sizeof *self->host_sampling);
+    self->host_draws = calloc(rows, sizeof *self->host_draws);
+    int missing = (self->draw_workspace == NULL && self->draw_workspace_bytes > 0) ||
+                  self->device_positions == NULL || self->device_sampling == NULL ||
+                  self->device_draws == NULL || self->host_positions == NULL ||
+                  self->host_sampling == NULL || self->host_draws == NULL;
+    return missing ? -ENOMEM : 0;
+}
+
+static int answer_arrays_take(struct tv_verify_engine *self)
+{
+    struct tv_kernels *kernels = self->engine.kernels;
+    size_t rows = (size_t)self->engine.rows_max;
+    size_t picks = rows * TV_WANT_TOP_K_MAX;
+    self->nodes = calloc(rows, sizeof *self->nodes);
+    self->logprobs = calloc(rows, sizeof *self->logprobs);
+    self->items = calloc((size_t)self->engine.requests_max, sizeof *self->items);
+    self->slots = calloc((size_t)self->engine.requests_max, sizeof *self->slots);
+    self->device_topk_ids = kernels->alloc(kernels, picks * sizeof *self->device_topk_ids);
+    self->device_topk_values = kernels->alloc(kernels, picks * sizeof *self->device_topk_values);
+    self->device_topk_lse = kernels->alloc(kernels, rows * sizeof *self->device_topk_lse);
+    if (kernels->host_memory) {
+        self->host_topk_ids = self->device_topk_ids;
+        self->host_topk_values = self->device_topk_values;
+        self->host_topk_lse = self->device_topk_lse;
+    } else {
+        self->host_topk_ids = calloc(picks, sizeof *self->host_topk_ids);
+        self->host_topk_values = calloc(picks, sizeof *self->host_topk_values);
+        self->host_topk_lse = calloc(rows, sizeof *self->host_topk_lse);
+        self->host_logits = calloc(rows * (size_t)self->engine.vocab, sizeof *self->host_logits);
+        if (self->host_logits == NULL) {
+            return -ENOMEM;
+        }
+    }
+    int missing = self->nodes == NULL || self->logprobs == NULL || self->items == NULL ||
+                  self->slots == NULL || self->host_topk_ids == NULL ||
+                  self->host_topk_values == NULL || self->host_topk_lse == NULL ||
+                  self->device_topk_ids == NULL || self->device_topk_values == NULL ||
+                  self->device_topk_lse == NULL;
+    return missing ? -ENOMEM : 0;
+}
+
+int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
+                            struct tv_cache *cache, struct tv_engine **ret_engine, char *detail,
+                            size_t detail_bytes)
+{
+    const struct tv_model_options *options = tv_model_options(model);
+    struct tv_verify_engine *self = calloc(1, sizeof *self);
+    if (self == NULL) {
+        return -ENOMEM;
+    }
+    int32_t rows_max = options->rows_max;
+    self->engine =
+        (struct tv_engine){.ops = &engine_ops,
+                           .vocab = tv_model_config(model)->vocab,
+                           .max_len = options->max_len,
+                           .nodes_max = rows_max < TV_TREE_NODES_MAX ? rows_max : TV_TREE_NODES_MAX,
+                           .requests_max = options->requests_max,
+                           .rows_max = rows_max,
+                           .prefill_rows = rows_max,
+                           .model = model,
+                           .cache = cache,
+                           .kernels = kernels};
+    self->page_size = tv_cache_params(cache)->page_size;
+    int rc = draw_arrays_take(self);
+    if (rc == 0) {
+        rc = answer_arrays_take(self);
+    }
+    if (rc != 0) {
+        (void)snprintf(detail, detail_bytes, "no memory for %d rows", rows_max);
+        goto fail;
+    }
+    rc = tv_engine_noise_measure(self, &self->engine.noise);
+    if (rc != 0) {
+        (void)snprintf(detail, detail_bytes, "measuring the noise: %s", strerror(-rc));
+        goto fail;
+    }
+    rc = tv_engine_self_test_start(self, detail, detail_bytes);
+    if (rc != 0) {
+        goto fail;
+    }
+    *ret_engine = &self->engine;
+    return 0;
+fail:
+    engine_destroy(&self->engine);
+    return rc;
+}

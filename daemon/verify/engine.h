@@ -1,0 +1,91 @@
+/*
+ * engine.h - private to verify/: the real engine's state, shared by its files.
+ */
+#ifndef TV_VERIFY_ENGINE_H
+#define TV_VERIFY_ENGINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "verify/verify.h"
+
+struct tv_context {
+    struct tv_cache_seq seq;
+};
+
+/* One tree's place in a launch. */
+struct tv_engine_slot {
+    int32_t round;     /* index in the caller's arrays */
+    int32_t row_start; /* first row of the launch that is its own */
+    int32_t rows;
+};
+
+/* A launch's layer hook, handed on to the rounds that asked for one. */
+struct tv_engine_fan {
+    const struct tv_round_in *in;
+    const struct tv_engine_slot *slots;
+    int32_t slot_count;
+};
+
+struct tv_verify_engine {
+    struct tv_engine engine;
+    int32_t page_size;
+    struct tv_model_item *items;  /* [requests_max] */
+    struct tv_engine_slot *slots; /* [requests_max] */
+    int32_t *nodes;               /* [rows_max]: accepted nodes, from each slot's row_start */
+    float *logprobs;              /* [rows_max] */
+
+    /* Device arrays of one draw launch over all rows; a host backend draws one row at a time. */
+    int32_t draw_rows; /* rows_max, or 1 when device memory is host memory */
+    int32_t *device_positions;
+    struct tv_sampling *device_sampling;
+    struct tv_draw *device_draws;
+    void *draw_workspace;
+    size_t draw_workspace_bytes;
+    int32_t *host_positions; /* [draw_rows] */
+    struct tv_sampling *host_sampling;
+    struct tv_draw *host_draws;
+
+    int32_t *device_topk_ids; /* [rows_max, TV_WANT_TOP_K_MAX], each round's part dense in its k */
+    float *device_topk_values;
+    float *device_topk_lse; /* [rows_max] */
+    int32_t *host_topk_ids; /* the device arrays themselves when those are host memory */
+    float *host_topk_values;
+    float *host_topk_lse;
+    float *host_logits; /* [rows_max, vocab]; NULL when device memory is host memory */
+
+    /* Self-test: a context that keeps its rows reserved, so that a repeat needs no page. */
+    struct tv_context *test_context;
+    int32_t test_prompt_len, test_rows;
+    int32_t *test_tokens, *test_parents, *test_depths; /* [test_rows] */
+    float *test_logits;                                /* [test_rows, vocab], the start's */
+    float *test_repeat;                                /* the same shape, of a repeat */
+    uint8_t test_sum[32];
+};
+
+/* rows.c - what becomes of a launch's logits. `logits` is the device pointer of row 0. */
+
+/* Draw the rows of one slot. On a host backend nothing happens yet: rows are drawn as walked. */
+int tv_engine_draw_slots(struct tv_verify_engine *self, const struct tv_round_in *in,
+                         int32_t slot_count, const float *logits);
+/* The draw of one row; sampling and position as given to tv_engine_draw_slots. */
+int tv_engine_draw_row(struct tv_verify_engine *self, const float *logits, int32_t row,
+                       int32_t position, const struct tv_sampling *sampling,
+                       struct tv_draw *ret_draw);
+/* Walk, then top-k and logits, of one slot into *out. */
+int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
+                     const struct tv_round_in *in, const float *logits, struct tv_round_out *out);
+
+/* The view of one request (rows row_start .. + rows) of a packed launch. */
+struct tv_verify_attn tv_engine_attn_slice(const struct tv_verify_attn *attn, int32_t request,
+                                           int32_t row_start, int32_t rows);
+
+/* self_test.c */
+int tv_engine_self_test_start(struct tv_verify_engine *self, char *detail, size_t detail_bytes);
+int tv_engine_self_test_repeat(struct tv_verify_engine *self, char *detail, size_t detail_bytes);
+void tv_engine_self_test_finish(struct tv_verify_engine *self);
+
+/* noise.c: the checkpoint's noise, before the self-test. */
+int tv_engine_noise_measure(struct tv_verify_engine *self, double *ret_noise);
+
+#endif

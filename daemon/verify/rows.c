@@ -1,0 +1,213 @@
+/*
+ * rows.c - from logits to an answer: draws, the walk, top-k, copies for the host.
+ *
+ * Owns nothing; works in the engine's arrays. Refuses rows that are not finite where they decide or
+ * would be written out.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "verify/engine.h"
+#include "verify/walk.h"
+
+static int draw_launch(struct tv_verify_engine *self, const float *logits, int32_t rows)
+{
+    struct tv_kernels *kernels = self->engine.kernels;
+    struct tv_draw_args args = {.rows = rows,
+                                .vocab = self->engine.vocab,
+                                .logits = logits,
+                                .positions = self->device_positions,
+                                .sampling = self->device_sampling,
+                                .draws = self->device_draws,
+                                .workspace = self->draw_workspace,
+                                .workspace_bytes = self->draw_workspace_bytes};
+    size_t count = (size_t)rows;
+    int rc = kernels->upload(kernels, self->device_positions, self->host_positions,
+                             count * sizeof *self->host_positions);
+    if (rc == 0) {
+        rc = kernels->upload(kernels, self->device_sampling, self->host_sampling,
+                             count * sizeof *self->host_sampling);
+    }
+    if (rc == 0) {
+        rc = kernels->draw(kernels, &args);
+    }
+    if (rc == 0) {
+        rc = kernels->download(kernels, self->host_draws, self->device_draws,
+                               count * sizeof *self->host_draws);
+    }
+    if (rc == 0) {
+        rc = kernels->sync(kernels);
+    }
+    return rc;
+}
+
+int tv_engine_draw_slots(struct tv_verify_engine *self, const struct tv_round_in *in,
+                         int32_t slot_count, const float *logits)
+{
+    if (self->engine.kernels->host_memory) {
+        return 0; /* most rows are never walked: each is drawn when the walk comes to it */
+    }
+    int32_t rows = 0;
+    for (int32_t s = 0; s < slot_count; s++) {
+        const struct tv_engine_slot *slot = &self->slots[s];
+        const struct tv_round_in *round = &in[slot->round];
+        for (int32_t i = 0; i < slot->rows; i++) {
+            self->host_positions[rows] = round->context->seq.len + round->tree->depths[i] + 1;
+            self->host_sampling[rows] = tv_walk_sampling(&round->rule);
+            rows++;
+        }
+    }
+    return draw_launch(self, logits, rows);
+}
+
+int tv_engine_draw_row(struct tv_verify_engine *self, const float *logits, int32_t row,
+                       int32_t position, const struct tv_sampling *sampling,
+                       struct tv_draw *ret_draw)
+{
+    self->host_positions[0] = position;
+    self->host_sampling[0] = *sampling;
+    int rc = draw_launch(self, logits + (int64_t)row * self->engine.vocab, 1);
+    if (rc == 0) {
+        *ret_draw = self->host_draws[0];
+    }
+    return rc;
+}
+
+struct walk_context {
+    struct tv_verify_engine *self;
+    const float *logits;
+    int32_t row_start;
+    struct tv_sampling sampling;
+};
+
+static int walk_draw(void *context, int32_t node, int32_t position, struct tv_draw *ret_draw)
+{
+    struct walk_context *walk = context;
+    int32_t row = walk->row_start + node;
+    if (!walk->self->engine.kernels->host_memory) {
+        *ret_draw = walk->self->host_draws[row];
+        return 0;
+    }
+    return tv_engine_draw_row(walk->self, walk->logits, row, position, &walk->sampling, ret_draw);
+}
+
+static int all_finite(const float *values, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (!isfinite(values[i])) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int topk_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
+                       int32_t top_k, const float *logits, struct tv_round_out *out)
+{
+    struct tv_kernels *kernels = self->engine.kernels;
+    size_t start = (size_t)slot->row_start * TV_WANT_TOP_K_MAX;
+    size_t count = (size_t)slot->rows * (size_t)top_k;
+    struct tv_topk args = {.rows = slot->rows,
+                           .vocab = self->engine.vocab,
+                           .k = top_k,
+                           .logits = logits + (int64_t)slot->row_start * self->engine.vocab,
+                           .ids = self->device_topk_ids + start,
+                           .values = self->device_topk_values + start,
+                           .lse = self->device_topk_lse + slot->row_start};
+    int rc = kernels->topk(kernels, &args);
+    if (rc == 0 && !kernels->host_memory) {
+        rc = kernels->download(kernels, self->host_topk_ids + start, args.ids,
+                               count * sizeof *args.ids);
+        if (rc == 0) {
+            rc = kernels->download(kernels, self->host_topk_values + start, args.values,
+                                   count * sizeof *args.values);
+        }
+        if (rc == 0) {
+            rc = kernels->download(kernels, self->host_topk_lse + slot->row_start, args.lse,
+                                   (size_t)slot->rows * sizeof *args.lse);
+        }
+    }
+    if (rc == 0) {
+        rc = kernels->sync(kernels);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    out->topk_ids = self->host_topk_ids + start;
+    out->topk_logits = self->host_topk_values + start;
+    out->topk_lse = self->host_topk_lse + slot->row_start;
+    int finite = all_finite(out->topk_lse, slot->rows) &&
+                 all_finite(out->topk_logits, (int64_t)slot->rows * top_k);
+    return finite ? 0 : -EDOM;
+}
+
+static int logits_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
+                         const float *logits, struct tv_round_out *out)
+{
+    struct tv_kernels *kernels = self->engine.kernels;
+    int64_t start = (int64_t)slot->row_start * self->engine.vocab;
+    int64_t count = (int64_t)slot->rows * self->engine.vocab;
+    out->logits = logits + start;
+    if (!kernels->host_memory) {
+        int rc = kernels->download(kernels, self->host_logits + start, logits + start,
+                                   (size_t)count * sizeof *logits);
+        if (rc == 0) {
+            rc = kernels->sync(kernels);
+        }
+        if (rc != 0) {
+            return rc;
+        }
+        out->logits = self->host_logits + start;
+    }
+    return all_finite(out->logits, count) ? 0 : -EDOM;
+}
+
+int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
+                     const struct tv_round_in *in, const float *logits, struct tv_round_out *out)
+{
+    struct walk_context walk = {.self = self,
+                                .logits = logits,
+                                .row_start = slot->row_start,
+                                .sampling = tv_walk_sampling(&in->rule)};
+    struct tv_walk_result result = {0};
+    int32_t *nodes = self->nodes + slot->row_start;
+    float *logprobs = self->logprobs + slot->row_start;
+    int rc = tv_walk_run(in->tree, in->context->seq.len, &in->rule, walk_draw, &walk, nodes,
+                         logprobs, &result);
+    if (rc == 0 && in->top_k > 0) {
+        rc = topk_answer(self, slot, in->top_k, logits, out);
+    }
+    if (rc == 0 && in->want_logits) {
+        rc = logits_answer(self, slot, logits, out);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    out->accepted_count = result.accepted_count;
+    out->nodes = nodes;
+    out->logprobs = logprobs;
+    out->end = result.end;
+    return 0;
+}
+
+struct tv_verify_attn tv_engine_attn_slice(const struct tv_verify_attn *attn, int32_t request,
+                                           int32_t row_start, int32_t rows)
+{
+    struct tv_verify_attn slice = *attn;
+    size_t q_row = (size_t)attn->heads * (size_t)(attn->latent_dim + attn->rope_dim);
+    size_t out_row = (size_t)attn->heads * (size_t)attn->latent_dim;
+    size_t start = (size_t)row_start;
+    slice.batch = 1;
+    slice.q_len = rows;
+    slice.q = (const char *)attn->q + start * q_row * tv_dtype_size(attn->dtype);
+    slice.page_table = attn->page_table + (size_t)request * (size_t)attn->max_pages;
+    slice.prefix_len = attn->prefix_len + request;
+    slice.node_count = attn->node_count + request;
+    slice.parents = attn->parents + start;
+    slice.row_start = NULL;
+    slice.out = (char *)attn->out + start * out_row * tv_dtype_size(attn->out_dtype);
+    slice.lse = attn->lse + start * (size_t)attn->heads;
+    return slice;
+}
