@@ -28,11 +28,16 @@ struct tv_model_config {
     enum tv_router_scoring scoring;
     int norm_topk_prob;
     double routed_scaling_factor;
-    double rms_eps;
+    double rms_eps;      /* of the layer norms and the last norm */
+    double lora_rms_eps; /* of q_a_layernorm and kv_a_layernorm */
     double rope_theta;
     int yarn;
-    double yarn_factor, yarn_beta_fast, yarn_beta_slow, yarn_mscale, yarn_mscale_all_dim;
+    double yarn_factor, yarn_beta_fast, yarn_beta_slow;
+    double yarn_mscale, yarn_mscale_all_dim; /* 0 = absent */
     int32_t yarn_original_max;
+    int yarn_truncate;            /* correction range rounded to whole dims (the default) */
+    double rope_attention_factor; /* multiplies cos and sin; 1 without YaRN */
+    int rope_interleave;          /* of the file; in memory rope rows are always interleaved */
     int tied_head;
     int32_t max_position; /* the context limit */
     float softmax_scale;  /* with YaRN's mscale^2 */

@@ -1,0 +1,222 @@
+/*
+ * forward.c - what verify and prefill have in common: embedding, latent, experts, head.
+ *
+ * Speaks to the operation table only. The result of a row depends on that row, its position and the
+ * cache, never on what else is in the pass: every operation promises that.
+ */
+#include "model/forward.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define SECTION_BYTES 64
+
+void *tv_forward_stage(struct tv_model_stage *stage, size_t bytes, const void **ret_device)
+{
+    size_t at = (stage->used + SECTION_BYTES - 1) / SECTION_BYTES * SECTION_BYTES;
+    if (at > stage->bytes || bytes > stage->bytes - at) {
+        return NULL;
+    }
+    stage->used = at + bytes;
+    *ret_device = stage->device + at;
+    return stage->host + at;
+}
+
+int tv_forward_cache_fits(const struct tv_model *model, const struct tv_cache *cache)
+{
+    const struct tv_cache_params *params = tv_cache_params(cache);
+    return params->layers == model->config.layers &&
+           params->row_dim == model->config.kv_lora + model->config.rope_dim &&
+           params->page_size == model->options.page_size;
+}
+
+int tv_forward_linear(struct tv_model *model, int32_t rows, const struct tv_model_tensor *w,
+                      const float *x, float *y, int32_t accumulate)
+{
+    struct tv_linear args = {
+        .rows = rows,
+        .n = w->rows,
+        .k = w->cols,
+        .groups = 1,
+        .x = x,
+        .x_row_stride = w->cols,
+        .w = w->data,
+        .w_dtype = w->dtype,
+        .y = y,
+        .y_row_stride = w->rows,
+        .accumulate = accumulate,
+    };
+    return model->kernels->linear(model->kernels, &args);
+}
+
+/* y = RMSNorm(x) of dense rows. */
+static int norm(struct tv_model *model, int32_t rows, const struct tv_model_tensor *weight,
+                double eps, const float *x, float *y)
+{
+    return model->kernels->rmsnorm(model->kernels, rows, weight->cols, x, weight->cols,
+                                   weight->data, (float)eps, y, weight->cols);
+}
+
+int tv_forward_begin(struct tv_forward *pass)
+{
+    struct tv_model *model = pass->model;
+    struct tv_kernels *kernels = model->kernels;
+    const struct tv_model_config *config = &model->config;
+    const struct tv_model_stage *stage = &model->buffers.stage;
+    int err = kernels->upload(kernels, stage->device, stage->host, stage->used);
+    if (err != 0) {
+        return err;
+    }
+    const struct tv_model_tensor *embed = &model->weights.embed;
+    return kernels->embed(kernels, pass->rows, config->hidden, config->vocab, embed->data,
+                          embed->dtype, pass->tokens, model->buffers.x);
+}
+
+static int latent_write(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    const struct tv_model_layer_weights *w = &model->layers[layer];
+    const struct tv_cache_params *params = tv_cache_params(pass->cache);
+    struct tv_latent_write args = {
+        .rows = pass->rows,
+        .latent_dim = config->kv_lora,
+        .ckv = model->buffers.ckv,
+        .row_stride = config->kv_lora + config->rope_dim,
+        .norm_weight = w->kv_a_norm.data,
+        .eps = (float)config->lora_rms_eps,
+        .positions = pass->positions,
+        .table = model->rope,
+        .slots = pass->slots,
+        .kv_pages = tv_cache_layer(pass->cache, layer),
+        .slot_count = params->pages * params->page_size,
+        .kv_dtype = params->dtype,
+    };
+    int err =
+        tv_forward_linear(model, pass->rows, &w->kv_a, model->buffers.h, model->buffers.ckv, 0);
+    return err != 0 ? err : model->kernels->latent_write(model->kernels, &args);
+}
+
+int tv_forward_latent(struct tv_forward *pass, int32_t layer,
+                      const struct tv_model_tensor **ret_query, const float **ret_input,
+                      int32_t *ret_dim)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    struct tv_model_buffers *b = &model->buffers;
+    const struct tv_model_layer_weights *w = &model->layers[layer];
+    int err = norm(model, pass->rows, &w->input_norm, config->rms_eps, b->x, b->h);
+    if (err == 0) {
+        err = latent_write(pass, layer);
+    }
+    if (err == 0 && config->q_lora > 0) {
+        err = tv_forward_linear(model, pass->rows, &w->q_a, b->h, b->q_low, 0);
+    }
+    if (err == 0 && config->q_lora > 0) {
+        err = norm(model, pass->rows, &w->q_a_norm, config->lora_rms_eps, b->q_low, b->q_low);
+    }
+    if (err != 0) {
+        return err;
+    }
+    *ret_query = config->q_lora > 0 ? &w->q_b : &w->q;
+    *ret_input = config->q_lora > 0 ? b->q_low : b->h;
+    *ret_dim = (*ret_query)->cols;
+    return 0;
+}
+
+/* x += down . (silu(gate . h) * (up . h)) */
+static int mlp(struct tv_forward *pass, const struct tv_model_mlp_weights *w)
+{
+    struct tv_model *model = pass->model;
+    struct tv_model_buffers *b = &model->buffers;
+    int err = tv_forward_linear(model, pass->rows, &w->gate, b->h, b->gate, 0);
+    if (err == 0) {
+        err = tv_forward_linear(model, pass->rows, &w->up, b->h, b->up, 0);
+    }
+    if (err == 0) {
+        err = model->kernels->swiglu(model->kernels, pass->rows, w->gate.rows, b->gate, b->up);
+    }
+    if (err == 0) {
+        err = tv_forward_linear(model, pass->rows, &w->down, b->gate, b->x, 1);
+    }
+    return err;
+}
+
+/* x += the chosen experts of h */
+static int experts(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    struct tv_model_buffers *b = &model->buffers;
+    const struct tv_model_layer_weights *w = &model->layers[layer];
+    const struct tv_model_layer_extra *extra = &model->extra[layer];
+    struct tv_router router = {
+        .rows = pass->rows,
+        .experts = config->experts,
+        .top_k = config->experts_per_token,
+        .n_group = config->n_group,
+        .topk_group = config->topk_group,
+        .scoring = config->scoring,
+        .normalise = config->norm_topk_prob,
+        .scale = (float)config->routed_scaling_factor,
+        .logits = b->scores,
+        .bias = w->router_bias.data,
+        .ids = b->ids,
+        .weights = b->weights,
+    };
+    struct tv_experts args = {
+        .rows = pass->rows,
+        .hidden = config->hidden,
+        .inter = config->moe_intermediate,
+        .experts = config->experts,
+        .top_k = config->experts_per_token,
+        .x = b->h,
+        .ids = b->ids,
+        .weights = b->weights,
+        .gate = extra->expert_gate,
+        .up = extra->expert_up,
+        .down = extra->expert_down,
+        .w_dtype = w->experts[0].gate.dtype,
+        .y = b->x,
+        .workspace = b->workspace,
+        .workspace_bytes = b->workspace_bytes,
+    };
+    int err = tv_forward_linear(model, pass->rows, &w->router, b->h, b->scores, 0);
+    if (err == 0) {
+        err = model->kernels->router(model->kernels, &router);
+    }
+    if (err == 0) {
+        err = model->kernels->experts(model->kernels, &args);
+    }
+    return err;
+}
+
+int tv_forward_rest(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    struct tv_model_buffers *b = &model->buffers;
+    const struct tv_model_layer_weights *w = &model->layers[layer];
+    int err = tv_forward_linear(model, pass->rows, &w->o, b->values, b->x, 1);
+    if (err == 0) {
+        err = norm(model, pass->rows, &w->post_norm, model->config.rms_eps, b->x, b->h);
+    }
+    if (err == 0 && w->router.data != NULL) {
+        err = experts(pass, layer);
+    }
+    if (err == 0 && w->mlp.gate.data != NULL) {
+        err = mlp(pass, &w->mlp);
+    }
+    return err;
+}
+
+int tv_forward_head(struct tv_forward *pass, int32_t first, int32_t rows)
+{
+    struct tv_model *model = pass->model;
+    struct tv_model_buffers *b = &model->buffers;
+    const float *x = b->x + (int64_t)first * model->config.hidden;
+    int err = norm(model, rows, &model->weights.final_norm, model->config.rms_eps, x, b->h);
+    if (err == 0) {
+        err = tv_forward_linear(model, rows, &model->weights.head, b->h, b->logits, 0);
+    }
+    return err;
+}

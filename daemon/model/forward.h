@@ -1,0 +1,39 @@
+/*
+ * forward.h - the parts of a pass that verify and prefill share.
+ */
+#ifndef TV_MODEL_FORWARD_H
+#define TV_MODEL_FORWARD_H
+
+#include "model/model_impl.h"
+
+/* One pass under way. Index lists are device copies of what was staged. */
+struct tv_forward {
+    struct tv_model *model;
+    struct tv_cache *cache;
+    int32_t rows;
+    const int32_t *tokens;    /* device [rows] */
+    const int32_t *positions; /* device [rows] */
+    const int64_t *slots;     /* device [rows] */
+};
+
+/* Take the next `bytes` of the stage: the host side, and in *ret_device where it will be. NULL when
+ * the pass is larger than the options allow. */
+void *tv_forward_stage(struct tv_model_stage *stage, size_t bytes, const void **ret_device);
+/* 1: the cache has the shape this model needs. */
+int tv_forward_cache_fits(const struct tv_model *model, const struct tv_cache *cache);
+/* Copy what was staged to the device and embed the tokens into x. */
+int tv_forward_begin(struct tv_forward *pass);
+/* Layer norm, latent and rotated key into the pages, and for q: q_low and *ret_query, the matrix
+ * [heads * (nope + rope), *ret_dim] with its input *ret_input [rows, *ret_dim]. */
+int tv_forward_latent(struct tv_forward *pass, int32_t layer,
+                      const struct tv_model_tensor **ret_query, const float **ret_input,
+                      int32_t *ret_dim);
+/* x += o_proj . values, then x += feed-forward of the normed x. */
+int tv_forward_rest(struct tv_forward *pass, int32_t layer);
+/* Logits of `rows` rows of x from `first` on into the logits buffer. */
+int tv_forward_head(struct tv_forward *pass, int32_t first, int32_t rows);
+/* y (+)= x . w for dense rows. */
+int tv_forward_linear(struct tv_model *model, int32_t rows, const struct tv_model_tensor *w,
+                      const float *x, float *y, int32_t accumulate);
+
+#endif

@@ -1,0 +1,79 @@
+/*
+ * model_impl.h - the inside of struct tv_model, for the files of this folder.
+ */
+#ifndef TV_MODEL_MODEL_IMPL_H
+#define TV_MODEL_MODEL_IMPL_H
+
+#include <stddef.h>
+
+#include "model/checkpoint.h"
+#include "model/model.h"
+
+/* What the forward pass needs of a layer beside its weights. */
+struct tv_model_layer_extra {
+    const void *k_up_t; /* device [heads, kv_lora, nope], k_up transposed */
+    const void *const *expert_gate, *const *expert_up; /* device arrays [experts] */
+    const void *const *expert_down;
+};
+
+/* One device copy of all host integers of a pass; sections begin at multiples of 64 bytes. */
+struct tv_model_stage {
+    char *host, *device;
+    size_t bytes, used;
+};
+
+/* Activations of one pass, all device, taken at load. R = rows_max. */
+struct tv_model_buffers {
+    float *x;         /* [R, hidden] residual stream */
+    float *h;         /* [R, hidden] normed */
+    float *q_low;     /* [R, q_lora] */
+    float *q;         /* [R, heads, nope + rope] */
+    float *q_abs;     /* [R, heads, kv_lora + rope] */
+    void *q_abs_bf16; /* the same, for bf16 pages */
+    float *ckv;       /* [R, kv_lora + rope] */
+    float *latent;    /* [R, heads, kv_lora] attention output */
+    float *lse;       /* [R, heads] */
+    float *values;    /* [R, heads, v] */
+    float *gate, *up; /* [R, widest intermediate] */
+    float *scores;    /* [R, experts] */
+    int32_t *ids;     /* [R, experts_per_token] */
+    float *weights;   /* [R, experts_per_token] */
+    float *logits;    /* [R, vocab] */
+    void *workspace;
+    size_t workspace_bytes;
+    struct tv_model_stage stage;
+};
+
+struct tv_model {
+    struct tv_kernels *kernels;
+    struct tv_model_config config;
+    struct tv_model_options options;
+    char *name;
+    const char *weights_dtype;
+    uint8_t id[32], tokenizer[32];
+    int has_tokenizer;
+    struct tv_model_weights weights;
+    struct tv_model_layer_weights *layers; /* [layers] */
+    struct tv_model_layer_extra *extra;    /* [layers] */
+    struct tv_rope_table rope;
+    struct tv_model_buffers buffers;
+    int64_t weight_bytes;
+    void **device; /* every device allocation, freed with the model */
+    size_t device_count, device_capacity;
+};
+
+/* 1: the layer's feed-forward part is routed experts. */
+int tv_model_layer_is_moe(const struct tv_model_config *config, int32_t layer);
+/* Device memory that the model frees; NULL when there is none. */
+void *tv_model_alloc(struct tv_model *model, size_t bytes);
+/* Bind, check and upload every weight. -EBADMSG, -ENOMEM, -EIO. */
+int tv_model_weights_load(struct tv_model *model, struct tv_checkpoint *checkpoint,
+                          struct tv_model_error *ret_error);
+/* Activations, rope table and workspace. -ENOMEM, -EIO. */
+int tv_model_buffers_take(struct tv_model *model);
+/* SHA-256 over the served fields and tensors: the definition of model_id. -EBADMSG, -ENOMEM. */
+int tv_model_id_compute(const struct tv_model_config *config,
+                        const struct tv_checkpoint *checkpoint, uint8_t ret_id[32],
+                        struct tv_model_error *ret_error);
+
+#endif

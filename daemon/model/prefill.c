@@ -1,0 +1,135 @@
+/*
+ * prefill.c - the expanded pass over tokens that are already known.
+ *
+ * Per head, keys and values are expanded from the latent by prefill_attn. A row's result does not
+ * depend on how the prompt was cut into passes.
+ */
+#include <errno.h>
+
+#include "model/forward.h"
+
+/* Tokens, positions, slots and the page table of one sequence. */
+static int stage_fill(struct tv_forward *pass, const struct tv_cache_seq *seq,
+                      const int32_t *tokens, const int32_t **ret_page_table)
+{
+    struct tv_model_stage *stage = &pass->model->buffers.stage;
+    size_t rows = (size_t)pass->rows;
+    const void *device_slots, *device_tokens, *device_positions, *device_pages;
+    stage->used = 0;
+    int64_t *slots = tv_forward_stage(stage, rows * sizeof *slots, &device_slots);
+    int32_t *ids = tv_forward_stage(stage, rows * sizeof *ids, &device_tokens);
+    int32_t *positions = tv_forward_stage(stage, rows * sizeof *positions, &device_positions);
+    int32_t *pages =
+        tv_forward_stage(stage, (size_t)seq->page_count * sizeof *pages, &device_pages);
+    if (slots == NULL || ids == NULL || positions == NULL || pages == NULL) {
+        return -EINVAL;
+    }
+    for (int32_t i = 0; i < pass->rows; i++) {
+        slots[i] = tv_cache_slot(pass->cache, seq, seq->len + i);
+        ids[i] = tokens[i];
+        positions[i] = seq->len + i;
+    }
+    for (int32_t i = 0; i < seq->page_count; i++) {
+        pages[i] = seq->pages[i];
+    }
+    pass->slots = device_slots;
+    pass->tokens = device_tokens;
+    pass->positions = device_positions;
+    *ret_page_table = device_pages;
+    return 0;
+}
+
+/* Full queries [rows, heads, nope + rope], rope part rotated. */
+static int queries(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    int32_t head_dim = config->nope_dim + config->rope_dim;
+    const struct tv_model_tensor *weight;
+    const float *input;
+    int32_t dim;
+    int err = tv_forward_latent(pass, layer, &weight, &input, &dim);
+    if (err == 0) {
+        err = tv_forward_linear(model, pass->rows, weight, input, model->buffers.q, 0);
+    }
+    if (err != 0) {
+        return err;
+    }
+    struct tv_rope rope = {
+        .rows = pass->rows,
+        .heads = config->heads,
+        .x = model->buffers.q + config->nope_dim,
+        .row_stride = (int64_t)config->heads * head_dim,
+        .head_stride = head_dim,
+        .positions = pass->positions,
+        .table = model->rope,
+    };
+    return model->kernels->rope(model->kernels, &rope);
+}
+
+static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
+                     const int32_t *page_table)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    const struct tv_cache_params *params = tv_cache_params(pass->cache);
+    struct tv_prefill_attn args = {
+        .rows = pass->rows,
+        .start = start,
+        .heads = config->heads,
+        .nope_dim = config->nope_dim,
+        .rope_dim = config->rope_dim,
+        .v_dim = config->v_dim,
+        .latent_dim = config->kv_lora,
+        .softmax_scale = config->softmax_scale,
+        .q = model->buffers.q,
+        .k_up = model->layers[layer].k_up.data,
+        .v_up = model->layers[layer].v_up.data,
+        .w_dtype = model->layers[layer].k_up.dtype,
+        .kv_pages = tv_cache_layer(pass->cache, layer),
+        .kv_dtype = params->dtype,
+        .page_count = params->pages,
+        .page_size = params->page_size,
+        .page_table = page_table,
+        .out = model->buffers.values,
+        .workspace = model->buffers.workspace,
+        .workspace_bytes = model->buffers.workspace_bytes,
+    };
+    return model->kernels->prefill_attn(model->kernels, &args);
+}
+
+int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struct tv_cache_seq *seq,
+                     const int32_t *tokens, int32_t count, const float **ret_logits)
+{
+    if (count < 1 || count > model->options.rows_max || count > seq->scratch ||
+        count > model->options.max_len - seq->len || !tv_forward_cache_fits(model, cache)) {
+        return -EINVAL;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        if (tokens[i] < 0 || tokens[i] >= model->config.vocab) {
+            return -EINVAL;
+        }
+    }
+    struct tv_forward pass = {.model = model, .cache = cache, .rows = count};
+    const int32_t *page_table = NULL;
+    int err = stage_fill(&pass, seq, tokens, &page_table);
+    if (err == 0) {
+        err = tv_forward_begin(&pass);
+    }
+    for (int32_t layer = 0; err == 0 && layer < model->config.layers; layer++) {
+        err = queries(&pass, layer);
+        if (err == 0) {
+            err = attention(&pass, layer, seq->len, page_table);
+        }
+        if (err == 0) {
+            err = tv_forward_rest(&pass, layer);
+        }
+    }
+    if (err == 0 && ret_logits != NULL) {
+        err = tv_forward_head(&pass, count - 1, 1);
+    }
+    if (err == 0 && ret_logits != NULL) {
+        *ret_logits = model->buffers.logits;
+    }
+    return err;
+}
