@@ -15,8 +15,9 @@
 #include <string.h>
 #include <time.h>
 
-#define CHUNK_ITEMS 768 /* 3,072 or 1,536 bytes: both divide by 3, so chunks join without padding  \
-                         */
+#define CHUNK_ITEMS                                                                                \
+    768 /* 3,072 or 1,536 bytes: both divide by 3, so chunks join without padding                  \
+         */
 
 void tv_buf_init(struct tv_buf *buf, size_t bytes_max)
 {

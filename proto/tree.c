@@ -6,6 +6,7 @@
  */
 #include "proto/tree.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -66,7 +67,8 @@ static uint32_t hash_edge(int32_t parent, int32_t token)
 static int check_siblings(const struct tv_tree *tree, struct tv_problem *problem)
 {
     uint32_t size = 4, slot;
-    int32_t *nodes, i; /* node at a slot, 0 = free: node 0 is nobody's child */
+    uint16_t *nodes; /* node at a slot, 0 = free: node 0 is nobody's child */
+    int32_t i;
     int rc = 0;
 
     while (size < 2u * (uint32_t)tree->count) {
@@ -88,7 +90,7 @@ static int check_siblings(const struct tv_tree *tree, struct tv_problem *problem
                                 (int)tree->tokens[i], (int)nodes[slot], (int)tree->parents[i]);
             rc = -EINVAL;
         }
-        nodes[slot] = i;
+        nodes[slot] = (uint16_t)i;
     }
     free(nodes);
     return rc;
@@ -99,6 +101,7 @@ int tv_tree_check(struct tv_tree *tree, const struct tv_tree_limits *limits,
 {
     int rc;
 
+    assert(limits->nodes_max <= UINT16_MAX); /* node indices fit the sibling table */
     if (tree->count < 1) {
         tv_problem_set(problem, TV_TREE_INVALID, "/tree/tokens",
                        "a tree has at least node 0, the pending token");
