@@ -1,0 +1,357 @@
+/*
+ * http.c - one HTTP call with its deadlines and retries; the only file that talks to libcurl.
+ *
+ * Follows no redirects, speaks nothing but http and https, and reads at most ANSWER_BYTES_MAX.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#include <curl/curl.h>
+
+#include "clients/c/internal.h"
+#include "proto/response.h"
+
+#define ANSWER_BYTES_MAX  ((size_t)64 << 20)
+#define ANSWER_DEPTH_MAX  16
+#define ANSWER_VALUES_MAX ((size_t)4 << 20)
+#define BACKOFF_MS_MAX    5000
+#define URL_BYTES_MAX     1024
+
+struct tv_client {
+    CURL *curl;
+    struct tv_client_options options;
+    char url[URL_BYTES_MAX];
+};
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void pause_ms(int64_t ms)
+{
+    struct timespec rest = {.tv_sec = ms / 1000, .tv_nsec = (ms % 1000) * 1000000};
+    while (nanosleep(&rest, &rest) != 0 && errno == EINTR) {
+    }
+}
+
+void tv_client_options_init(struct tv_client_options *ret_options)
+{
+    *ret_options = (struct tv_client_options){
+        .connect_ms = 5000,
+        .attempt_ms = 30000,
+        .total_ms = 120000,
+        .retries_max = 4,
+        .backoff_ms = 100,
+    };
+}
+
+/* Scheme, host and port are curl's to judge; a path, query or fragment of ours would be lost. */
+static int check_url(const char *url)
+{
+    const char *host;
+    if (strncasecmp(url, "http://", 7) == 0) {
+        host = url + 7;
+    } else if (strncasecmp(url, "https://", 8) == 0) {
+        host = url + 8;
+    } else {
+        return -EINVAL;
+    }
+    size_t host_bytes = strcspn(host, "/?#@ ");
+    const char *rest = host + host_bytes;
+    if (host_bytes == 0 || (strcmp(rest, "") != 0 && strcmp(rest, "/") != 0)) {
+        return -EINVAL;
+    }
+    return 0;
+}
+
+int tv_client_create(const struct tv_client_options *options, struct tv_client **ret_client)
+{
+    if (options->url == NULL || check_url(options->url) != 0 ||
+        strlen(options->url) >= URL_BYTES_MAX || options->connect_ms < 1 ||
+        options->attempt_ms < 1 || options->total_ms < 1 || options->retries_max < 0 ||
+        options->backoff_ms < 1) {
+        return -EINVAL;
+    }
+    struct tv_client *client = calloc(1, sizeof(*client));
+    if (client == NULL) {
+        return -ENOMEM;
+    }
+    if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) {
+        free(client);
+        return -ENOMEM;
+    }
+    client->curl = curl_easy_init();
+    if (client->curl == NULL) {
+        tv_client_destroy(client);
+        return -ENOMEM;
+    }
+    client->options = *options;
+    client->options.url = client->url;
+    size_t bytes = strlen(options->url);
+    if (options->url[bytes - 1] == '/') {
+        bytes--;
+    }
+    memcpy(client->url, options->url, bytes);
+    client->url[bytes] = '\0';
+    *ret_client = client;
+    return 0;
+}
+
+void tv_client_destroy(struct tv_client *client)
+{
+    if (client == NULL) {
+        return;
+    }
+    curl_easy_cleanup(client->curl);
+    curl_global_cleanup(); /* counted by libcurl: one for each successful init */
+    free(client);
+}
+
+static size_t on_data(char *data, size_t size, size_t count, void *user)
+{
+    struct tv_buf *body = user;
+    tv_buf_append(body, data, size * count);
+    return body->failed == 0 ? size * count : 0;
+}
+
+static int is_loopback(const char *url)
+{
+    const char *host = strstr(url, "//") + 2;
+    return strncmp(host, "127.", 4) == 0 || strncmp(host, "[::1]", 5) == 0 ||
+           strncasecmp(host, "localhost", 9) == 0;
+}
+
+/* Everything of one attempt but its deadline. */
+static int prepare(struct tv_client *client, const char *method, const char *url, const char *body,
+                   size_t body_bytes, struct curl_slist *headers, struct tv_buf *answer)
+{
+    CURL *curl = client->curl;
+    curl_easy_reset(curl); /* keeps the connection */
+    CURLcode code = curl_easy_setopt(curl, CURLOPT_URL, url);
+    if (code == CURLE_OK) {
+        code = curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    }
+    if (code == CURLE_OK) {
+        code = curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method);
+    }
+    if (code == CURLE_OK && body != NULL) {
+        code = curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)body_bytes);
+        if (code == CURLE_OK) {
+            code = curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body);
+        }
+    }
+    if (code == CURLE_OK && is_loopback(client->url)) {
+        code = curl_easy_setopt(curl, CURLOPT_PROXY, "");
+    }
+    if (code != CURLE_OK) {
+        return -ENOMEM;
+    }
+    /* these take no memory and cannot fail with the values given */
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_data);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, answer);
+    curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)client->options.connect_ms);
+    return 0;
+}
+
+static int error_of(CURLcode code, const struct tv_buf *answer)
+{
+    if (answer->failed != 0) {
+        return answer->failed == -ENOMEM ? -ENOMEM : -EBADMSG;
+    }
+    switch (code) {
+    case CURLE_OK:
+        return 0;
+    case CURLE_OPERATION_TIMEDOUT:
+        return -ETIMEDOUT;
+    case CURLE_COULDNT_CONNECT:
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_PEER_FAILED_VERIFICATION:
+        return -ECONNREFUSED;
+    case CURLE_OUT_OF_MEMORY:
+        return -ENOMEM;
+    case CURLE_SEND_ERROR:
+    case CURLE_RECV_ERROR:
+    case CURLE_GOT_NOTHING:
+    case CURLE_PARTIAL_FILE:
+        return -EIO;
+    default:
+        return -EBADMSG;
+    }
+}
+
+/* The body as a document; a problem becomes -EPROTO. Takes the buffer's memory on success. */
+static int read_answer(struct tv_client *client, struct tv_buf *body,
+                       struct tv_client_answer *ret_answer, struct tv_client_problem *ret_problem)
+{
+    static const struct tv_json_limits limits = {.depth_max = ANSWER_DEPTH_MAX,
+                                                 .values_max = ANSWER_VALUES_MAX};
+    long status = 0;
+    const char *type = NULL;
+    curl_easy_getinfo(client->curl, CURLINFO_RESPONSE_CODE, &status);
+    curl_easy_getinfo(client->curl, CURLINFO_CONTENT_TYPE, &type);
+    struct tv_json *doc = NULL;
+    tv_buf_append(body, "", 1); /* terminate; counted below */
+    if (body->failed != 0) {
+        return -ENOMEM;
+    }
+    size_t bytes = body->bytes - 1;
+    if (bytes > 0) {
+        struct tv_json_error where;
+        int error = tv_json_parse(body->data, bytes, &limits, &doc, &where);
+        if (error == -ENOMEM) {
+            return error;
+        }
+        if (error != 0) {
+            tv_client_problem_set(ret_problem, "answer with status %ld is not JSON: %s at byte %zu",
+                                  status, where.what, where.offset);
+            ret_problem->http_status = (int32_t)status;
+            return -EBADMSG;
+        }
+    }
+    if (status >= 400 && doc != NULL && type != NULL &&
+        strncasecmp(type, "application/problem+json", 24) == 0) {
+        tv_client_problem_read(doc, (int32_t)status, ret_problem);
+        curl_off_t wait_s = 0;
+        curl_easy_getinfo(client->curl, CURLINFO_RETRY_AFTER, &wait_s);
+        ret_problem->retry_after_s = wait_s > 0 && wait_s < 86400 ? (int32_t)wait_s : 0;
+        tv_json_destroy(doc);
+        return -EPROTO;
+    }
+    *ret_answer = (struct tv_client_answer){
+        .http_status = (int32_t)status, .text = body->data, .bytes = bytes, .doc = doc};
+    tv_buf_init(body, ANSWER_BYTES_MAX);
+    return 0;
+}
+
+static int attempt(struct tv_client *client, int64_t deadline, struct tv_buf *answer,
+                   struct tv_client_answer *ret_answer, struct tv_client_problem *ret_problem)
+{
+    int64_t left = deadline - now_ms();
+    if (left <= 0) {
+        return -ETIMEDOUT;
+    }
+    long limit = left < client->options.attempt_ms ? (long)left : (long)client->options.attempt_ms;
+    curl_easy_setopt(client->curl, CURLOPT_TIMEOUT_MS, limit);
+    CURLcode code = curl_easy_perform(client->curl);
+    int error = error_of(code, answer);
+    if (error == 0) {
+        return read_answer(client, answer, ret_answer, ret_problem);
+    }
+    tv_client_problem_set(ret_problem, "%s: %s", client->url,
+                          answer->failed == -EMSGSIZE ? "the answer is too large"
+                                                      : curl_easy_strerror(code));
+    return error;
+}
+
+/* Milliseconds to wait before attempt `tries` + 1, or -1 for no further attempt. */
+static int64_t next_pause(const struct tv_client *client, int error, int tries, int64_t deadline,
+                          const struct tv_client_problem *problem)
+{
+    int again = error == -EIO || error == -ECONNREFUSED || error == -ETIMEDOUT ||
+                (error == -EPROTO && problem->retryable);
+    if (!again || tries > client->options.retries_max) {
+        return -1;
+    }
+    int64_t pause = client->options.backoff_ms;
+    for (int i = 1; i < tries && pause < BACKOFF_MS_MAX; i++) {
+        pause *= 2;
+    }
+    if (pause > BACKOFF_MS_MAX) {
+        pause = BACKOFF_MS_MAX;
+    }
+    if (error == -EPROTO && pause < (int64_t)problem->retry_after_s * 1000) {
+        pause = (int64_t)problem->retry_after_s * 1000;
+    }
+    return now_ms() + pause < deadline ? pause : -1;
+}
+
+static struct curl_slist *add_header(struct curl_slist *list, const char *line, int *failed)
+{
+    struct curl_slist *longer = curl_slist_append(list, line);
+    if (longer == NULL) {
+        *failed = 1;
+        return list;
+    }
+    return longer;
+}
+
+int tv_client_request_keyed(struct tv_client *client, const char *method, const char *path,
+                            const char *body, size_t body_bytes, const char *key,
+                            struct tv_client_answer *ret_answer,
+                            struct tv_client_problem *ret_problem)
+{
+    assert(path[0] == '/');
+    int64_t deadline = now_ms() + client->options.total_ms;
+    struct tv_buf url, line, answer;
+    struct curl_slist *headers = NULL;
+    int failed = 0;
+    int error = -ENOMEM;
+    tv_client_problem_set(ret_problem, "out of memory");
+    tv_buf_init(&url, 2 * URL_BYTES_MAX);
+    tv_buf_init(&line, 256);
+    tv_buf_init(&answer, ANSWER_BYTES_MAX);
+    tv_buf_printf(&url, "%s%s", client->url, path);
+    tv_buf_append(&url, "", 1);
+    headers = add_header(headers, "Expect:", &failed); /* bodies are small: do not ask first */
+    headers = add_header(headers, "Accept: application/json, application/problem+json", &failed);
+    if (body != NULL) {
+        headers = add_header(headers, "Content-Type: application/json", &failed);
+    }
+    if (key != NULL) {
+        tv_buf_printf(&line, "Idempotency-Key: %s", key);
+        tv_buf_append(&line, "", 1);
+        if (line.failed != 0) {
+            goto out;
+        }
+        headers = add_header(headers, line.data, &failed);
+    }
+    if (failed || url.failed != 0) {
+        goto out;
+    }
+    for (int tries = 1;; tries++) {
+        error = prepare(client, method, url.data, body, body_bytes, headers, &answer);
+        if (error != 0) {
+            goto out;
+        }
+        error = attempt(client, deadline, &answer, ret_answer, ret_problem);
+        int64_t pause = next_pause(client, error, tries, deadline, ret_problem);
+        if (pause < 0) {
+            goto out;
+        }
+        tv_buf_finish(&answer);
+        tv_buf_init(&answer, ANSWER_BYTES_MAX);
+        pause_ms(pause);
+    }
+out:
+    curl_slist_free_all(headers);
+    tv_buf_finish(&url);
+    tv_buf_finish(&line);
+    tv_buf_finish(&answer);
+    return error;
+}
+
+int tv_client_request(struct tv_client *client, const char *method, const char *path,
+                      const char *body, size_t body_bytes, struct tv_client_answer *ret_answer,
+                      struct tv_client_problem *ret_problem)
+{
+    return tv_client_request_keyed(client, method, path, body, body_bytes, NULL, ret_answer,
+                                   ret_problem);
+}
+
+void tv_client_answer_finish(struct tv_client_answer *answer)
+{
+    free(answer->text);
+    tv_json_destroy(answer->doc);
+    *answer = (struct tv_client_answer){0};
+}

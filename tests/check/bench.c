@@ -1,0 +1,195 @@
+/*
+ * bench.c - checkkern --bench: time, arithmetic rate and memory rate of the operations that
+ * matter, at the shapes of the bundled model and at two larger ones.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "tests/check/attn.h"
+
+static double now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t); /* this clock exists on every supported system */
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+typedef int bench_fn(struct check *c, const void *arg);
+
+/* Best of several repetitions, each long enough for the clock. */
+static void measure(struct check *c, const char *name, double flop, double bytes, bench_fn *fn,
+                    const void *arg)
+{
+    double best = 1e30;
+    for (int repeat = 0; repeat < 5; repeat++) {
+        int runs = 0;
+        double start = now(), elapsed;
+        do {
+            if (!check_ok(c, fn(c, arg), name)) {
+                return;
+            }
+            runs++;
+            (void)c->k->sync(c->k);
+            elapsed = now() - start;
+        } while (elapsed < 0.02);
+        best = fmin(best, elapsed / runs);
+    }
+    printf("%-44s %10.1f us %8.1f GFLOP/s %8.1f GB/s\n", name, best * 1e6, flop / best * 1e-9,
+           bytes / best * 1e-9);
+    (void)fflush(stdout);
+}
+
+static int run_linear(struct check *c, const void *arg)
+{
+    return c->k->linear(c->k, arg);
+}
+
+static void bench_linear(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t n, int32_t k)
+{
+    struct tv_linear a = {.rows = rows, .n = n, .k = k, .groups = 1, .w_dtype = dtype};
+    char name[64];
+    float *w = check_normals(c, (int64_t)n * k, 1.0f);
+    float *x = check_normals(c, (int64_t)rows * k, 1.0f);
+    size_t w_bytes = (size_t)n * (size_t)k * tv_dtype_size(dtype);
+    a.x_row_stride = k;
+    a.y_row_stride = n;
+    a.w = check_upload(c, check_weights(c, dtype, w, (int64_t)n * k), w_bytes);
+    a.x = check_upload(c, x, (size_t)rows * (size_t)k * sizeof(float));
+    a.y = check_poisoned(c, (size_t)rows * (size_t)n * sizeof(float));
+    (void)snprintf(name, sizeof name, "linear %s rows %d n %d k %d",
+                   dtype == TV_F32    ? "f32"
+                   : dtype == TV_BF16 ? "bf16"
+                                      : "f16",
+                   rows, n, k);
+    measure(c, name, 2.0 * rows * n * k, (double)w_bytes, run_linear, &a);
+    check_release(c);
+}
+
+static int run_attn(struct check *c, const void *arg)
+{
+    return c->k->verify_attn(c->k, arg);
+}
+
+static void bench_attn(struct check *c, enum tv_dtype dtype, int32_t heads, int32_t nodes,
+                       int32_t prefix)
+{
+    struct attn_problem p = attn_make(c, 1, &prefix, &nodes, heads, ATTN_RANDOM, dtype);
+    int32_t pages = (prefix + nodes + 63) / 64, tokens = prefix + nodes;
+    int32_t *table = check_host(c, (size_t)pages * sizeof *table);
+    int64_t kv_count = (int64_t)pages * 64 * TV_MLA_ROW, rows = (int64_t)nodes * heads;
+    size_t kv_bytes = (size_t)kv_count * tv_dtype_size(dtype);
+    float *kv = check_host(c, (size_t)kv_count * sizeof(float));
+    char name[64];
+    for (int32_t i = 0; i < pages; i++) {
+        table[i] = i;
+    }
+    memcpy(kv, p.kv[0], (size_t)tokens * TV_MLA_ROW * sizeof(float));
+    struct tv_verify_attn a = {.batch = 1, .q_len = nodes, .heads = heads, .dtype = dtype};
+    a.latent_dim = TV_MLA_LATENT;
+    a.rope_dim = TV_MLA_ROPE;
+    a.softmax_scale = p.scale;
+    a.page_size = 64;
+    a.page_count = a.max_pages = pages;
+    a.kv_len_max = tokens;
+    a.page_table = check_upload(c, table, (size_t)pages * sizeof *table);
+    a.kv_pages = check_upload(c, check_weights(c, dtype, kv, kv_count), kv_bytes);
+    a.q = check_upload(c, check_weights(c, dtype, p.q, rows * TV_MLA_ROW),
+                       (size_t)rows * TV_MLA_ROW * tv_dtype_size(dtype));
+    a.prefix_len = check_upload(c, &prefix, sizeof prefix);
+    a.node_count = check_upload(c, &nodes, sizeof nodes);
+    a.parents = check_upload(c, p.parents, (size_t)nodes * sizeof(int32_t));
+    a.out = check_poisoned(c, (size_t)rows * TV_MLA_LATENT * sizeof(float));
+    a.lse = check_poisoned(c, (size_t)rows * sizeof(float));
+    a.workspace_bytes = c->k->verify_attn_workspace(c->k, &a);
+    a.workspace = check_poisoned(c, a.workspace_bytes);
+    (void)snprintf(name, sizeof name, "verify_attn %s heads %d nodes %d prefix %d",
+                   dtype == TV_F32 ? "f32" : "bf16", heads, nodes, prefix);
+    measure(c, name, 2176.0 * (double)rows * tokens, (double)kv_bytes, run_attn, &a);
+    check_release(c);
+}
+
+static int run_prefill(struct check *c, const void *arg)
+{
+    return c->k->prefill_attn(c->k, arg);
+}
+
+static void bench_prefill(struct check *c, int32_t rows, int32_t heads)
+{
+    struct tv_prefill_attn a = {.rows = rows, .heads = heads, .nope_dim = 64, .rope_dim = 64};
+    int32_t pages = (rows + 63) / 64;
+    int32_t *table = check_host(c, (size_t)pages * sizeof *table);
+    int64_t kv_count = (int64_t)pages * 64 * TV_MLA_ROW, up = (int64_t)heads * 64 * TV_MLA_LATENT;
+    char name[64];
+    for (int32_t i = 0; i < pages; i++) {
+        table[i] = i;
+    }
+    a.v_dim = 64;
+    a.latent_dim = TV_MLA_LATENT;
+    a.softmax_scale = 0.09f;
+    a.w_dtype = TV_BF16;
+    a.page_count = pages;
+    a.page_size = 64;
+    a.page_table = check_upload(c, table, (size_t)pages * sizeof *table);
+    float *kv = check_normals(c, kv_count, 1.0f), *w = check_normals(c, up, 0.05f);
+    float *q = check_normals(c, (int64_t)rows * heads * 128, 1.0f);
+    a.kv_pages = check_upload(c, kv, (size_t)kv_count * sizeof(float));
+    a.k_up = check_upload(c, check_weights(c, TV_BF16, w, up), (size_t)up * 2);
+    a.v_up = a.k_up;
+    a.q = check_upload(c, q, (size_t)rows * (size_t)heads * 128 * sizeof(float));
+    a.out = check_poisoned(c, (size_t)rows * (size_t)heads * 64 * sizeof(float));
+    a.workspace_bytes = c->k->prefill_attn_workspace(c->k, &a);
+    a.workspace = check_poisoned(c, a.workspace_bytes);
+    (void)snprintf(name, sizeof name, "prefill_attn f32 heads %d rows %d", heads, rows);
+    double expand = 2.0 * rows * heads * 128 * TV_MLA_LATENT;
+    double attend = (double)rows * rows * heads * (128 + 64);
+    measure(c, name, expand + attend, (double)kv_count * 4, run_prefill, &a);
+    check_release(c);
+}
+
+static int run_draw(struct check *c, const void *arg)
+{
+    return c->k->draw(c->k, arg);
+}
+
+static void bench_draw(struct check *c, int32_t vocab, float top_p)
+{
+    struct tv_sampling sampling = {.temperature = 1.0f, .top_p = top_p, .seed = 5};
+    int32_t position = 812;
+    struct tv_draw_args a = {.rows = 1, .vocab = vocab};
+    char name[64];
+    float *logits = check_normals(c, vocab, 4.0f);
+    a.logits = check_upload(c, logits, (size_t)vocab * sizeof(float));
+    a.positions = check_upload(c, &position, sizeof position);
+    a.sampling = check_upload(c, &sampling, sizeof sampling);
+    a.draws = check_poisoned(c, sizeof *a.draws);
+    a.workspace_bytes = c->k->draw_workspace(c->k, &a);
+    a.workspace = check_poisoned(c, a.workspace_bytes);
+    (void)snprintf(name, sizeof name, "draw vocab %d top_p %g", vocab, (double)top_p);
+    measure(c, name, 0.0, (double)vocab * 4, run_draw, &a);
+    check_release(c);
+}
+
+void check_bench(struct check *c)
+{
+    static const int32_t rows[] = {1, 4, 8, 32, 64, 256};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && c->k->linear; i++) {
+        bench_linear(c, TV_BF16, rows[i], 1024, 256);
+        bench_linear(c, TV_F32, rows[i], 1024, 256);
+        bench_linear(c, TV_BF16, rows[i], 2048, 2048);
+    }
+    for (size_t i = 0; i < 4 && c->k->verify_attn; i++) {
+        bench_attn(c, TV_F32, 8, rows[i], 300);
+        bench_attn(c, TV_BF16, 8, rows[i], 300);
+        bench_attn(c, TV_F32, 16, rows[i], 4096);
+    }
+    if (c->k->prefill_attn) {
+        bench_prefill(c, 64, 8);
+        bench_prefill(c, 512, 8);
+    }
+    if (c->k->draw) {
+        bench_draw(c, 260, 1.0f);
+        bench_draw(c, 129280, 1.0f);
+        bench_draw(c, 129280, 0.9f);
+    }
+}

@@ -1,0 +1,204 @@
+/*
+ * experts.c - checks of the router (B30) and the routed experts.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/check/check.h"
+
+/* What the router should choose, written independently of the reference: sort all experts. */
+struct candidate {
+    double value, score;
+    int32_t id;
+};
+
+static int by_value(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    if (x->value != y->value) {
+        return x->value < y->value ? 1 : -1;
+    }
+    return x->id < y->id ? -1 : 1;
+}
+
+static void expected_row(const struct tv_router *a, const float *logits, struct candidate *all,
+                         int32_t *ids, float *weights)
+{
+    double max = -INFINITY, sum = 0.0, group_value[256];
+    int32_t size = a->experts / a->n_group;
+    for (int32_t e = 0; e < a->experts; e++) {
+        max = fmax(max, (double)logits[e]);
+    }
+    for (int32_t e = 0; e < a->experts; e++) {
+        sum += exp((double)logits[e] - max);
+    }
+    for (int32_t e = 0; e < a->experts; e++) {
+        double x = (double)logits[e];
+        all[e].id = e;
+        all[e].score = a->scoring == TV_ROUTER_SIGMOID ? 1.0 / (1.0 + exp(-x)) : exp(x - max) / sum;
+        all[e].value = all[e].score;
+        if (a->scoring == TV_ROUTER_SIGMOID && a->bias) {
+            all[e].value += (double)a->bias[e];
+        }
+    }
+    for (int32_t g = 0; g < a->n_group; g++) {
+        struct candidate group[512];
+        memcpy(group, all + g * size, (size_t)size * sizeof *group);
+        qsort(group, (size_t)size, sizeof *group, by_value);
+        group_value[g] = group[0].value;
+        if (a->scoring == TV_ROUTER_SIGMOID && size > 1) {
+            group_value[g] += group[1].value;
+        }
+    }
+    for (int32_t g = 0; g < a->n_group && a->n_group > 1; g++) {
+        int32_t better = 0;
+        for (int32_t o = 0; o < a->n_group; o++) {
+            better +=
+                group_value[o] > group_value[g] || (group_value[o] == group_value[g] && o < g);
+        }
+        for (int32_t e = g * size; e < (g + 1) * size && better >= a->topk_group; e++) {
+            all[e].value = -INFINITY;
+        }
+    }
+    qsort(all, (size_t)a->experts, sizeof *all, by_value);
+    double total = 0.0;
+    for (int32_t i = 0; i < a->top_k; i++) {
+        ids[i] = all[i].id;
+        total += all[i].score;
+    }
+    for (int32_t i = 0; i < a->top_k; i++) {
+        double weight = a->normalise ? all[i].score / (total + 1e-20) : all[i].score;
+        weights[i] = (float)(weight * (double)a->scale);
+    }
+}
+
+static void one_router(struct check *c, int32_t experts, int32_t rows)
+{
+    struct tv_router a = {.rows = rows, .experts = experts};
+    a.n_group = experts % 8 == 0 && check_range(c, 0, 1) ? (experts >= 64 ? 8 : 4) : 1;
+    a.topk_group = check_range(c, 1, a.n_group);
+    int32_t most = a.topk_group * (experts / a.n_group);
+    a.top_k = check_range(c, 1, most < 8 ? most : 8);
+    a.scoring = check_range(c, 0, 1) ? TV_ROUTER_SIGMOID : TV_ROUTER_SOFTMAX;
+    a.normalise = check_range(c, 0, 1);
+    a.scale = check_range(c, 0, 1) ? 2.5f : 1.0f;
+    float *logits = check_normals(c, (int64_t)rows * experts, 1.5f);
+    float *bias = check_normals(c, experts, 0.3f);
+    for (int32_t e = 0; e < experts / a.n_group; e++) {
+        bias[e] -= 2.0f; /* every score of the first group is negative */
+    }
+    size_t count = (size_t)rows * (size_t)a.top_k;
+    int32_t *ids = check_host(c, count * sizeof *ids),
+            *want_ids = check_host(c, count * sizeof *ids);
+    float *weights = check_host(c, count * sizeof *weights);
+    float *want = check_host(c, count * sizeof *weights);
+    struct candidate *all = check_host(c, (size_t)experts * sizeof *all);
+    a.bias = bias;
+    for (int32_t r = 0; r < rows; r++) {
+        expected_row(&a, logits + (int64_t)r * experts, all, want_ids + (int64_t)r * a.top_k,
+                     want + (int64_t)r * a.top_k);
+    }
+    a.logits = check_upload(c, logits, (size_t)rows * (size_t)experts * sizeof(float));
+    a.bias = check_upload(c, bias, (size_t)experts * sizeof(float));
+    a.ids = check_poisoned(c, count * sizeof *ids);
+    a.weights = check_poisoned(c, count * sizeof *weights);
+    if (check_ok(c, c->k->router(c->k, &a), "router")) {
+        check_download(c, ids, a.ids, count * sizeof *ids);
+        check_download(c, weights, a.weights, count * sizeof *weights);
+        check_same(c, ids, want_ids, count * sizeof *ids, "router ids (B30)");
+        check_near(c, weights, want, (int64_t)count, 1e-9, 1e-6, "router weights (B30)");
+    }
+    check_release(c);
+}
+
+/* Device arrays of `experts` matrices, and the same on the host. */
+struct matrices {
+    const void **host;
+    const void *const *device;
+};
+
+static struct matrices make_matrices(struct check *c, int32_t experts, int64_t count,
+                                     enum tv_dtype dtype)
+{
+    struct matrices m;
+    const void **pointers = check_host(c, (size_t)experts * sizeof *pointers);
+    size_t bytes = (size_t)count * tv_dtype_size(dtype);
+    float *values = check_normals(c, experts * count, 0.1f);
+    char *host = check_weights(c, dtype, values, experts * count);
+    char *device = check_upload(c, host, (size_t)experts * bytes);
+    m.host = check_host(c, (size_t)experts * sizeof *m.host);
+    for (int32_t e = 0; e < experts; e++) {
+        m.host[e] = host + (size_t)e * bytes;
+        pointers[e] = device + (size_t)e * bytes;
+    }
+    m.device = check_upload(c, pointers, (size_t)experts * sizeof *pointers);
+    return m;
+}
+
+static void one_experts(struct check *c, enum tv_dtype dtype)
+{
+    struct tv_experts a = {.rows = check_range(c, 1, 40), .hidden = check_range(c, 1, 80)};
+    a.inter = check_range(c, 1, 70);
+    a.experts = check_range(c, 1, 9);
+    a.top_k = check_range(c, 1, a.experts < 4 ? a.experts : 4);
+    a.w_dtype = dtype;
+    int64_t slots = (int64_t)a.rows * a.top_k, size = (int64_t)a.rows * a.hidden;
+    struct matrices gate = make_matrices(c, a.experts, (int64_t)a.inter * a.hidden, dtype);
+    struct matrices up = make_matrices(c, a.experts, (int64_t)a.inter * a.hidden, dtype);
+    struct matrices down = make_matrices(c, a.experts, (int64_t)a.inter * a.hidden, dtype);
+    float *x = check_normals(c, size, 1.0f), *y = check_normals(c, size, 1.0f);
+    float *weights = check_normals(c, slots, 1.0f);
+    float *expected = check_host(c, (size_t)size * sizeof(float));
+    float *one = check_host(c, (size_t)size * sizeof(float));
+    int32_t *ids = check_host(c, (size_t)slots * sizeof *ids);
+    for (int64_t i = 0; i < slots; i++) {
+        ids[i] = (int32_t)((i / a.top_k * 7 + i % a.top_k) % a.experts);
+    }
+    memcpy(expected, y, (size_t)size * sizeof(float));
+    memcpy(one, y, (size_t)size * sizeof(float));
+    struct tv_experts r = a;
+    r.x = x, r.ids = ids, r.weights = weights, r.y = expected;
+    r.gate = gate.host, r.up = up.host, r.down = down.host;
+    r.workspace_bytes = c->ref->experts_workspace(c->ref, &r);
+    r.workspace = check_host(c, r.workspace_bytes);
+    a.workspace_bytes = c->k->experts_workspace(c->k, &a);
+    a.workspace = check_poisoned(c, a.workspace_bytes);
+    a.gate = gate.device, a.up = up.device, a.down = down.device;
+    float *d_x = check_upload(c, x, (size_t)size * sizeof(float));
+    float *d_y = check_upload(c, y, (size_t)size * sizeof(float));
+    int32_t *d_ids = check_upload(c, ids, (size_t)slots * sizeof *ids);
+    float *d_weights = check_upload(c, weights, (size_t)slots * sizeof(float));
+    a.x = d_x, a.y = d_y, a.ids = d_ids, a.weights = d_weights;
+    if (check_ok(c, c->k->experts(c->k, &a), "experts")) {
+        (void)c->ref->experts(c->ref, &r);
+        check_download(c, y, d_y, (size_t)size * sizeof(float));
+        check_near(c, y, expected, size, 2e-6, 2e-6, "experts");
+        /* The last row alone has the bits it had among the others. */
+        int64_t last = a.rows - 1;
+        (void)c->k->upload(c->k, d_y, one + last * a.hidden, (size_t)a.hidden * sizeof(float));
+        a.rows = 1;
+        a.x = d_x + last * a.hidden;
+        a.ids = d_ids + last * a.top_k;
+        a.weights = d_weights + last * a.top_k;
+        (void)check_ok(c, c->k->experts(c->k, &a), "experts");
+        check_download(c, one, d_y, (size_t)a.hidden * sizeof(float));
+        check_same(c, one, y + last * a.hidden, (size_t)a.hidden * sizeof(float),
+                   "experts row among others");
+    }
+    check_release(c);
+}
+
+void check_experts(struct check *c)
+{
+    static const int32_t counts[] = {1, 8, 16, 24, 160, 256, 384};
+    /* At scale 1 about 10^4 rows over all counts and settings. */
+    for (int32_t n = 0; n < 12 * c->scale && c->k->router; n++) {
+        for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+            one_router(c, counts[i], 120);
+        }
+    }
+    for (int32_t n = 0; n < 6 * c->scale && c->k->experts; n++) {
+        one_experts(c, (enum tv_dtype)(n % 3));
+    }
+}

@@ -1,0 +1,117 @@
+/*
+ * prefill.c - checks of expanded causal attention: against the reference, and that chunking, page
+ * size and what lies behind the last row do not change a bit.
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include "tests/check/check.h"
+
+struct problem {
+    struct tv_prefill_attn args; /* host pointers */
+    float *kv;                   /* [tokens, latent + rope] */
+    int32_t tokens;
+};
+
+static struct problem make(struct check *c, enum tv_dtype w_dtype, enum tv_dtype kv_dtype)
+{
+    struct problem p = {.tokens = check_range(c, 1, 200)};
+    struct tv_prefill_attn *a = &p.args;
+    a->heads = check_range(c, 1, 4);
+    a->nope_dim = check_range(c, 0, 1) ? 48 : 8 * check_range(c, 1, 9); /* not v_dim (B33) */
+    a->rope_dim = check_range(c, 0, 1) ? 64 : 16;
+    a->v_dim = check_range(c, 0, 1) ? 64 : 8 * check_range(c, 1, 9);
+    a->latent_dim = check_range(c, 0, 1) ? 512 : 8 * check_range(c, 1, 20);
+    a->softmax_scale = 0.09f;
+    a->w_dtype = w_dtype;
+    a->kv_dtype = kv_dtype;
+    int64_t q_count = (int64_t)p.tokens * a->heads * (a->nope_dim + a->rope_dim);
+    int64_t k_count = (int64_t)a->heads * a->nope_dim * a->latent_dim;
+    int64_t v_count = (int64_t)a->heads * a->v_dim * a->latent_dim;
+    float unit = 1.0f / sqrtf((float)a->latent_dim);
+    a->q = check_normals(c, q_count, 1.0f);
+    a->k_up = check_weights(c, w_dtype, check_normals(c, k_count, unit), k_count);
+    a->v_up = check_weights(c, w_dtype, check_normals(c, v_count, unit), v_count);
+    p.kv = check_normals(c, (int64_t)p.tokens * (a->latent_dim + a->rope_dim), 1.0f);
+    return p;
+}
+
+/* Rows [start, start + rows) on backend k with pages of `page_size`, into out [tokens, heads, v].
+ */
+static void run(struct check *c, struct tv_kernels *k, const struct problem *p, int32_t start,
+                int32_t rows, int32_t page_size, float *out)
+{
+    struct tv_prefill_attn a = p->args;
+    int32_t dim = a.latent_dim + a.rope_dim;
+    int32_t pages = (p->tokens + page_size - 1) / page_size;
+    int64_t elements = (int64_t)(pages + 1) * page_size * dim;
+    size_t pool_bytes = (size_t)elements * tv_dtype_size(a.kv_dtype);
+    float *values = check_host(c, (size_t)elements * sizeof(float));
+    int32_t *table = check_host(c, (size_t)pages * sizeof *table);
+    for (int64_t i = 0; i < elements; i++) {
+        values[i] = NAN; /* rows after the chunk are not there yet */
+    }
+    for (int32_t t = 0; t < start + rows; t++) {
+        table[t / page_size] = pages - t / page_size; /* backwards, page 0 unused */
+        int64_t row = (int64_t)table[t / page_size] * page_size + t % page_size;
+        memcpy(values + row * dim, p->kv + (int64_t)t * dim, (size_t)dim * sizeof(float));
+    }
+    void *pool = check_weights(c, a.kv_dtype, values, elements);
+    size_t up_k = (size_t)a.heads * (size_t)a.nope_dim * (size_t)a.latent_dim;
+    size_t up_v = (size_t)a.heads * (size_t)a.v_dim * (size_t)a.latent_dim;
+    size_t q_row = (size_t)a.heads * (size_t)(a.nope_dim + a.rope_dim);
+    size_t out_row = (size_t)a.heads * (size_t)a.v_dim;
+    int on_device = k == c->k;
+    a.rows = rows;
+    a.start = start;
+    a.page_size = page_size;
+    a.page_count = pages + 1;
+    a.q = p->args.q + (size_t)start * q_row;
+    a.page_table = table;
+    a.kv_pages = pool;
+    a.out = out + (size_t)start * out_row;
+    if (on_device) {
+        a.q = check_upload(c, a.q, (size_t)rows * q_row * sizeof(float));
+        a.page_table = check_upload(c, table, (size_t)pages * sizeof *table);
+        a.kv_pages = check_upload(c, pool, pool_bytes);
+        a.k_up = check_upload(c, a.k_up, up_k * tv_dtype_size(a.w_dtype));
+        a.v_up = check_upload(c, a.v_up, up_v * tv_dtype_size(a.w_dtype));
+        a.out = check_poisoned(c, (size_t)rows * out_row * sizeof(float));
+    }
+    a.workspace_bytes = k->prefill_attn_workspace(k, &a);
+    a.workspace =
+        on_device ? check_poisoned(c, a.workspace_bytes) : check_host(c, a.workspace_bytes);
+    if (check_ok(c, k->prefill_attn(k, &a), "prefill_attn") && on_device) {
+        check_download(c, out + (size_t)start * out_row, a.out,
+                       (size_t)rows * out_row * sizeof(float));
+    }
+}
+
+static void one(struct check *c, enum tv_dtype w_dtype, enum tv_dtype kv_dtype)
+{
+    struct problem p = make(c, w_dtype, kv_dtype);
+    int64_t count = (int64_t)p.tokens * p.args.heads * p.args.v_dim;
+    size_t bytes = (size_t)count * sizeof(float);
+    float *expected = check_host(c, bytes), *whole = check_host(c, bytes);
+    float *parts = check_host(c, bytes);
+    run(c, c->ref, &p, 0, p.tokens, 16, expected);
+    run(c, c->k, &p, 0, p.tokens, 64, whole);
+    check_near(c, whole, expected, count, 4e-6, 4e-6, "prefill_attn");
+    int32_t cut = check_range(c, 0, p.tokens - 1);
+    if (cut > 0) {
+        run(c, c->k, &p, 0, cut, 16, parts);
+    }
+    run(c, c->k, &p, cut, p.tokens - cut, 128, parts);
+    check_same(c, parts, whole, bytes, "prefill_attn in two chunks");
+    check_release(c);
+}
+
+void check_prefill(struct check *c)
+{
+    if (!c->k->prefill_attn) {
+        return;
+    }
+    for (int32_t n = 0; n < 9 * c->scale; n++) {
+        one(c, (enum tv_dtype)(n % 3), n & 1 ? TV_BF16 : TV_F32);
+    }
+}

@@ -1,0 +1,252 @@
+/*
+ * test_proto_verify.c - the decoder: verify bodies, tree and inline limits at the cap and one above
+ * it, the body hash.
+ */
+#include "proto_support.h"
+
+static void test_verify(void **state)
+{
+    struct tv_request r;
+
+    (void)state;
+    accept(TV_CALL_VERIFY, "{" HEAD "," TREE "}", &r);
+    assert_int_equal(r.seq, 1);
+    assert_string_equal(r.epoch, "0123456789abcdef");
+    assert_int_equal(r.expected_len, 10);
+    assert_true(r.has_tree && !r.has_rule);
+    assert_int_equal(r.tree.count, 3);
+    assert_int_equal(r.tree.depth, 2);
+    assert_int_equal(r.want.rows.kind, TV_ROWS_PATH);
+    assert_int_equal(r.lease_s, 0);
+    tv_request_finish(&r);
+    accept(TV_CALL_VERIFY,
+           "{\"want\":{\"logits\":{\"via\":\"fetch\",\"dtype\":\"bf16\"},\"rows\":[2,0],"
+           "\"top_k\":64,\"logprobs\":true,\"shadow\":true},\"rule\":\"greedy\",\"ack\":7,"
+           "\"deadline_ms\":600000,\"lease_s\":5," TREE "," HEAD "}",
+           &r);
+    assert_true(r.has_rule && r.rule == TV_RULE_GREEDY);
+    assert_int_equal(r.want.top_k, 64);
+    assert_true(r.want.logprobs && r.want.shadow && r.want.logits && r.want.logits_fetch);
+    assert_int_equal(r.want.logits_dtype, TV_TENSOR_BF16);
+    assert_int_equal(r.want.rows.kind, TV_ROWS_LIST);
+    assert_int_equal(r.want.rows.nodes[0], 2);
+    assert_int_equal(r.want.logits_rows.count, 2);
+    assert_int_equal(r.want.logits_rows.nodes[1], 0);
+    assert_true(r.want.logits_rows.nodes != r.want.rows.nodes);
+    assert_int_equal(r.ack, 7);
+    assert_int_equal(r.lease_s, 5);
+    tv_request_finish(&r);
+    accept(TV_CALL_VERIFY,
+           "{" HEAD "," TREE ",\"want\":{\"rows\":\"all\",\"logits\":{\"rows\":\"stop\"}}}", &r);
+    assert_int_equal(r.want.rows.kind, TV_ROWS_ALL);
+    assert_int_equal(r.want.logits_rows.kind, TV_ROWS_STOP);
+    tv_request_finish(&r);
+}
+
+static void refuse_verify(const char *members, enum tv_code code, const char *pointer)
+{
+    char body[512];
+
+    snprintf(body, sizeof(body), "{" HEAD "," TREE "%s%s}", members[0] ? "," : "", members);
+    refuse(TV_CALL_VERIFY, body, code, pointer);
+}
+
+static void test_verify_refusals(void **state)
+{
+    static const char *const not_served[] = {"commit", "commit_prev", "if", "alternatives"};
+    size_t i;
+
+    (void)state;
+    for (i = 0; i < sizeof(not_served) / sizeof(not_served[0]); i++) {
+        char member[64], pointer[64];
+        snprintf(member, sizeof(member), "\"%s\":{}", not_served[i]);
+        snprintf(pointer, sizeof(pointer), "/%s", not_served[i]);
+        refuse_verify(member, TV_UNKNOWN_FIELD, pointer);
+    }
+    refuse_verify("\"parents\":[]", TV_UNKNOWN_FIELD, "/parents");
+    refuse_verify("\"want\":{\"hidden\":{}}", TV_UNKNOWN_FIELD, "/want/hidden");
+    refuse_verify("\"want\":{\"top_k\":65}", TV_WRONG_VALUE, "/want/top_k");
+    refuse_verify("\"want\":{\"rows\":\"leaf\"}", TV_WRONG_VALUE, "/want/rows");
+    refuse_verify("\"want\":{\"rows\":7}", TV_WRONG_TYPE, "/want/rows");
+    refuse_verify("\"want\":{\"rows\":[]}", TV_WRONG_VALUE, "/want/rows");
+    refuse_verify("\"want\":{\"rows\":[0,3]}", TV_WRONG_VALUE, "/want/rows/1");
+    refuse_verify("\"want\":{\"rows\":[0,1,0]}", TV_WRONG_VALUE, "/want/rows/2");
+    refuse_verify("\"want\":{\"rows\":[-1]}", TV_WRONG_VALUE, "/want/rows/0");
+    refuse_verify("\"want\":{\"rows\":[0.5]}", TV_WRONG_TYPE, "/want/rows/0");
+    refuse_verify("\"want\":{\"logprobs\":1}", TV_WRONG_TYPE, "/want/logprobs");
+    refuse_verify("\"want\":{\"logits\":true}", TV_WRONG_TYPE, "/want/logits");
+    refuse_verify("\"want\":{\"logits\":{\"dtype\":\"f64\"}}", TV_WRONG_VALUE,
+                  "/want/logits/dtype");
+    refuse_verify("\"want\":{\"logits\":{\"via\":\"mail\"}}", TV_WRONG_VALUE, "/want/logits/via");
+    refuse_verify("\"rule\":\"ratio_wor\"", TV_WRONG_VALUE, "/rule");
+    refuse_verify("\"rule\":\"client\"", TV_WRONG_VALUE, "/rule");
+    refuse_verify("\"deadline_ms\":0", TV_WRONG_VALUE, "/deadline_ms");
+    refuse_verify("\"deadline_ms\":600001", TV_WRONG_VALUE, "/deadline_ms");
+    refuse_verify("\"ack\":0", TV_WRONG_VALUE, "/ack");
+    refuse_verify("\"seq\":2", TV_BAD_JSON, "");
+    refuse(TV_CALL_VERIFY, "{" TREE "}", TV_MISSING_FIELD, "/seq");
+    refuse(TV_CALL_VERIFY, "{" HEAD "}", TV_MISSING_FIELD, "/tree");
+    refuse(TV_CALL_VERIFY, "{" HEAD ",\"tree\":{\"tokens\":[1]}}", TV_MISSING_FIELD,
+           "/tree/parents");
+    refuse(TV_CALL_VERIFY, "{" HEAD ",\"tree\":{\"tokens\":[1],\"parent\":[-1]}}", TV_UNKNOWN_FIELD,
+           "/tree/parent");
+    refuse(TV_CALL_VERIFY, "{" HEAD ",\"tree\":{\"tokens\":[1,2],\"parents\":[-1]}}",
+           TV_TREE_INVALID, "/tree/parents");
+    refuse(TV_CALL_VERIFY, "{" HEAD ",\"tree\":{\"tokens\":[],\"parents\":[]}}", TV_TREE_INVALID,
+           "/tree/tokens");
+    refuse(TV_CALL_VERIFY, "{" HEAD ",\"tree\":{\"tokens\":7,\"parents\":[]}}", TV_WRONG_TYPE,
+           "/tree/tokens");
+    refuse(TV_CALL_VERIFY,
+           "{\"seq\":0,\"epoch\":\"0123456789abcdef\",\"expected_len\":10," TREE "}",
+           TV_WRONG_VALUE, "/seq");
+    refuse(TV_CALL_VERIFY, "{\"seq\":1,\"epoch\":\"0123456789ABCDEF\",\"expected_len\":1," TREE "}",
+           TV_WRONG_VALUE, "/epoch");
+    refuse(TV_CALL_VERIFY, "{\"seq\":1,\"epoch\":17,\"expected_len\":1," TREE "}", TV_WRONG_TYPE,
+           "/epoch");
+}
+
+/* A chain tree of n nodes, or a star, at the limits of nodes and depth. */
+static void tree_body(char *body, size_t size, int nodes, int chain)
+{
+    size_t used = (size_t)snprintf(body, size, "{" HEAD ",\"tree\":{\"tokens\":[");
+    int i;
+
+    for (i = 0; i < nodes; i++) {
+        used += (size_t)snprintf(body + used, size - used, "%s%d", i > 0 ? "," : "", i);
+    }
+    used += (size_t)snprintf(body + used, size - used, "],\"parents\":[");
+    for (i = 0; i < nodes; i++) {
+        used += (size_t)snprintf(body + used, size - used, "%s%d", i > 0 ? "," : "",
+                                 i == 0  ? -1
+                                 : chain ? i - 1
+                                         : 0);
+    }
+    snprintf(body + used, size - used, "]}}");
+}
+
+static void test_tree_limits(void **state)
+{
+    struct tv_request r;
+    char body[8192];
+
+    (void)state;
+    tree_body(body, sizeof(body), 256, 0);
+    accept(TV_CALL_VERIFY, body, &r);
+    tv_request_finish(&r);
+    tree_body(body, sizeof(body), 257, 0);
+    refuse(TV_CALL_VERIFY, body, TV_TREE_TOO_LARGE, "/tree/tokens");
+    tree_body(body, sizeof(body), 65, 1);
+    accept(TV_CALL_VERIFY, body, &r);
+    assert_int_equal(r.tree.depth, 64);
+    tv_request_finish(&r);
+    tree_body(body, sizeof(body), 66, 1);
+    refuse(TV_CALL_VERIFY, body, TV_TREE_TOO_LARGE, "/tree/parents/65");
+}
+
+/* 8,000 bytes: 6 rows of 307 f32 values fit (7,368), 7 do not; the longest path counts. */
+static void test_inline_limit(void **state)
+{
+    static const struct {
+        int nodes;
+        const char *want;
+        int ok;
+    } cases[] = {
+        {6, "{\"logits\":{}}", 1},
+        {7, "{\"logits\":{}}", 0},
+        {7, "{\"logits\":{\"via\":\"fetch\"}}", 1},
+        {13, "{\"logits\":{\"dtype\":\"bf16\"}}", 1},
+        {14, "{\"logits\":{\"dtype\":\"bf16\"}}", 0},
+        {14, "{\"logits\":{\"rows\":\"stop\"}}", 1},
+        {14, "{\"logits\":{\"rows\":[0,1,2,3,4,5]}}", 1},
+        {14, "{\"logits\":{\"rows\":[0,1,2,3,4,5,6]}}", 0},
+        {15, "{\"top_k\":64}", 1}, /* 15 x 516 = 7,740 */
+        {16, "{\"top_k\":64}", 0}, /* 8,256 */
+        {6, "{\"top_k\":64,\"rows\":\"stop\",\"logits\":{\"rows\":\"all\"}}", 1},
+        {6, "{\"top_k\":64,\"rows\":[0,1],\"logits\":{\"rows\":\"all\"}}", 0},
+    };
+    struct tv_request r;
+    char body[8192];
+    size_t i;
+
+    (void)state;
+    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tree_body(body, sizeof(body), cases[i].nodes, 1);
+        snprintf(body + strlen(body) - 1, 128, ",\"want\":%s}", cases[i].want);
+        if (cases[i].ok) {
+            accept(TV_CALL_VERIFY, body, &r);
+            tv_request_finish(&r);
+        } else {
+            refuse(TV_CALL_VERIFY, body, TV_WRONG_VALUE, "/want");
+        }
+    }
+}
+
+static void hash_of(enum tv_call_kind kind, const char *body, uint8_t ret_hash[32])
+{
+    struct tv_request r;
+
+    accept(kind, body, &r);
+    memcpy(ret_hash, r.body_hash, 32);
+    tv_request_finish(&r);
+}
+
+static void test_body_hash(void **state)
+{
+    static const char *const same[] = {
+        "{" HEAD "," TREE ",\"deadline_ms\":5,\"lease_s\":9,\"ack\":3}",
+        "{" TREE "," HEAD "}",
+        "{ \"\\u0073eq\" : 1,\"want\":{},\"epoch\":\"0123456789abcdef\",\"expected_len\":10," TREE
+        "}",
+    };
+    static const char *const other[] = {
+        "{\"seq\":2,\"epoch\":\"0123456789abcdef\",\"expected_len\":10," TREE "}",
+        "{\"seq\":1,\"epoch\":\"0123456789abcdee\",\"expected_len\":10," TREE "}",
+        "{\"seq\":1,\"epoch\":\"0123456789abcdef\",\"expected_len\":11," TREE "}",
+        "{" HEAD ",\"tree\":{\"tokens\":[5,6,8],\"parents\":[-1,0,1]}}",
+        "{" HEAD ",\"tree\":{\"tokens\":[5,6,7],\"parents\":[-1,0,0]}}",
+        "{" HEAD ",\"tree\":{\"tokens\":[5,6],\"parents\":[-1,0]}}",
+        "{" HEAD "," TREE ",\"rule\":\"target_walk\"}",
+        "{" HEAD "," TREE ",\"rule\":\"greedy\"}",
+        "{" HEAD "," TREE ",\"want\":{\"top_k\":1}}",
+        "{" HEAD "," TREE ",\"want\":{\"rows\":\"all\"}}",
+        "{" HEAD "," TREE ",\"want\":{\"rows\":[0]}}",
+        "{" HEAD "," TREE ",\"want\":{\"rows\":[1]}}",
+        "{" HEAD "," TREE ",\"want\":{\"logprobs\":true}}",
+        "{" HEAD "," TREE ",\"want\":{\"shadow\":true}}",
+        "{" HEAD "," TREE ",\"want\":{\"logits\":{}}}",
+        "{" HEAD "," TREE ",\"want\":{\"logits\":{\"dtype\":\"f16\"}}}",
+        "{" HEAD "," TREE ",\"want\":{\"logits\":{\"via\":\"fetch\"}}}",
+        "{" HEAD "," TREE ",\"expected_digest\":\"00000000000000000000000000000000\"}",
+    };
+    uint8_t base[32], seen[18][32];
+    size_t i, j;
+
+    (void)state;
+    hash_of(TV_CALL_VERIFY, "{" HEAD "," TREE "}", base);
+    for (i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
+        uint8_t hash[32];
+        hash_of(TV_CALL_VERIFY, same[i], hash);
+        assert_memory_equal(hash, base, 32);
+    }
+    for (i = 0; i < sizeof(other) / sizeof(other[0]); i++) {
+        hash_of(TV_CALL_VERIFY, other[i], seen[i]);
+        assert_memory_not_equal(seen[i], base, 32);
+        for (j = 0; j < i; j++) {
+            assert_memory_not_equal(seen[i], seen[j], 32);
+        }
+    }
+    hash_of(TV_CALL_EXTEND, "{" HEAD ",\"tokens\":[1]}", base);
+    hash_of(TV_CALL_EXTEND, "{" HEAD ",\"tokens_b64\":\"AQAAAA==\"}", seen[0]);
+    assert_memory_equal(base, seen[0], 32);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_verify),      cmocka_unit_test(test_verify_refusals),
+        cmocka_unit_test(test_tree_limits), cmocka_unit_test(test_inline_limit),
+        cmocka_unit_test(test_body_hash),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
