@@ -1,0 +1,142 @@
+/*
+ * backend.c - creates the CUDA backend's table: device choice, memory operations, error mapping.
+ *
+ * Launches nothing itself; each operation's launcher is in the file named like it.
+ */
+#include "cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+int tv_cuda_errno(cudaError_t error)
+{
+    if (error == cudaSuccess) {
+        return 0;
+    }
+    /* Reading the last error clears it, so that the next call is judged on its own. */
+    (void)cudaGetLastError();
+    switch (error) {
+    case cudaErrorMemoryAllocation:
+        return -ENOMEM;
+    case cudaErrorInvalidValue:
+    case cudaErrorInvalidConfiguration:
+        return -EINVAL;
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorInitializationError:
+    case cudaErrorSystemDriverMismatch:
+        return -ENODEV;
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorNotSupported:
+        return -ENOTSUP;
+    default:
+        return -EIO;
+    }
+}
+
+static void *backend_alloc(struct tv_kernels *k, size_t bytes)
+{
+    void *device = NULL;
+    (void)k;
+    if (tv_cuda_errno(cudaMalloc(&device, bytes == 0 ? 1 : bytes)) < 0) {
+        return NULL;
+    }
+    return device;
+}
+
+static void backend_free(struct tv_kernels *k, void *device)
+{
+    (void)k;
+    /* Nothing can be done about a failure: a fault shows again at the next checked call. */
+    (void)tv_cuda_errno(cudaFree(device));
+}
+
+static int backend_upload(struct tv_kernels *k, void *device, const void *host, size_t bytes)
+{
+    TV_CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, tv_cuda_stream(k)));
+    return 0;
+}
+
+static int backend_download(struct tv_kernels *k, void *host, const void *device, size_t bytes)
+{
+    TV_CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, tv_cuda_stream(k)));
+    return 0;
+}
+
+static int backend_fill(struct tv_kernels *k, void *device, int byte, size_t bytes)
+{
+    TV_CUDA_CHECK(cudaMemsetAsync(device, byte, bytes, tv_cuda_stream(k)));
+    return 0;
+}
+
+static int backend_sync(struct tv_kernels *k)
+{
+    TV_CUDA_CHECK(cudaStreamSynchronize(tv_cuda_stream(k)));
+    return 0;
+}
+
+static void backend_destroy(struct tv_kernels *k)
+{
+    if (k != NULL) {
+        free(k->impl);
+        free(k);
+    }
+}
+
+/* Read what the kernels depend on, and the name for logs, into *cuda. */
+static int device_describe(int device, struct tv_cuda *cuda)
+{
+    struct cudaDeviceProp prop;
+    TV_CUDA_CHECK(cudaSetDevice(device));
+    TV_CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+    if (prop.major < 9 || prop.sharedMemPerBlockOptin < TV_CUDA_SHARED_MAX) {
+        return -ENOTSUP;
+    }
+    cuda->device = device;
+    cuda->sm_count = prop.multiProcessorCount;
+    (void)snprintf(cuda->variant, sizeof cuda->variant, "%.120s sm_%d%d", prop.name, prop.major,
+                   prop.minor);
+    return tv_cuda_verify_attn_prepare();
+}
+
+int tv_cuda_create(int device, void *stream, struct tv_kernels **ret_kernels)
+{
+    int result = -ENOMEM;
+    struct tv_kernels *k = calloc(1, sizeof *k);
+    struct tv_cuda *cuda = calloc(1, sizeof *cuda);
+    if (k == NULL || cuda == NULL) {
+        goto out;
+    }
+    result = device_describe(device, cuda);
+    if (result < 0) {
+        goto out;
+    }
+    k->abi = TV_KERNELS_ABI;
+    k->name = "cuda";
+    k->variant = cuda->variant;
+    k->stream = stream;
+    k->impl = cuda;
+    k->alloc = backend_alloc;
+    k->free = backend_free;
+    k->upload = backend_upload;
+    k->download = backend_download;
+    k->fill = backend_fill;
+    k->sync = backend_sync;
+    k->verify_attn = tv_cuda_verify_attn;
+    k->verify_attn_workspace = tv_cuda_verify_attn_workspace;
+    k->verify_attn_naive = tv_cuda_verify_attn_naive;
+    k->verify_attn_naive_workspace = tv_cuda_verify_attn_naive_workspace;
+    k->destroy = backend_destroy;
+    *ret_kernels = k;
+    k = NULL;
+    cuda = NULL;
+out:
+    free(cuda);
+    free(k);
+    return result;
+}

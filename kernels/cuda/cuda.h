@@ -1,0 +1,32 @@
+/*
+ * cuda.h - entry point of libtreeverify-cuda.so, the CUDA backend of the operation table.
+ *
+ * Plain C. Needs the driver alone: the runtime is linked statically. The library keeps no state
+ * outside the table it creates, allocates only in alloc, and synchronises only in upload, download
+ * and sync; every other operation is a sequence of launches on the caller's stream and may be
+ * captured into a graph.
+ */
+#ifndef TV_KERNELS_CUDA_CUDA_H
+#define TV_KERNELS_CUDA_CUDA_H
+
+#include "../kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Create the backend on `device` (CUDA ordinal), launching on `stream` (a cudaStream_t of that
+ * device, NULL for the legacy default stream); the stream stays the caller's. Operations that the
+ * backend does not have are NULL in the table. The caller owns *ret_kernels and calls its destroy.
+ * -ENODEV: no such device, or no driver. -ENOTSUP: the device is older than sm_90, or offers less
+ * shared memory than the kernels were built for. -ENOMEM: no memory.
+ */
+__attribute__((visibility("default"))) int tv_cuda_create(int device, void *stream,
+                                                          struct tv_kernels **ret_kernels);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

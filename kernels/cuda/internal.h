@@ -1,0 +1,66 @@
+/*
+ * internal.h - what the files of the CUDA backend share: the device handle, the check macro, and
+ * the launchers. Private to kernels/cuda.
+ *
+ * Errors of the runtime become errno values in tv_cuda_errno alone.
+ */
+#ifndef TV_KERNELS_CUDA_INTERNAL_H
+#define TV_KERNELS_CUDA_INTERNAL_H
+
+#include <cuda_runtime_api.h>
+#include <errno.h>
+
+#include "../kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Shared memory of one block that every promised device offers (sm_120: 99 KB). */
+#define TV_CUDA_SHARED_MAX 101376
+
+/* What `impl` of the table points to. */
+struct tv_cuda {
+    int device;
+    int sm_count;
+    char variant[160];
+};
+
+/* The errno of a runtime error; clears the runtime's sticky error. 0 for cudaSuccess. */
+int tv_cuda_errno(cudaError_t error);
+
+/* Evaluates a runtime call; returns from the enclosing function with its errno on failure. */
+#define TV_CUDA_CHECK(call)                                                                        \
+    do {                                                                                           \
+        int check_result_ = tv_cuda_errno(call);                                                   \
+        if (check_result_ < 0) {                                                                   \
+            return check_result_;                                                                  \
+        }                                                                                          \
+    } while (0)
+
+static inline cudaStream_t tv_cuda_stream(const struct tv_kernels *k)
+{
+    return (cudaStream_t)k->stream;
+}
+
+/* Raise the dynamic shared memory limits of every kernel and check that the compiled kernels fit
+ * TV_CUDA_SHARED_MAX and keep nothing in local memory. -ENOTSUP when one does not. */
+int tv_cuda_verify_attn_prepare(void);
+
+/* Table entries; contracts in kernels.h. */
+int tv_cuda_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args);
+size_t tv_cuda_verify_attn_workspace(const struct tv_kernels *k, const struct tv_verify_attn *args);
+int tv_cuda_verify_attn_naive(struct tv_kernels *k, const struct tv_verify_attn *args);
+size_t tv_cuda_verify_attn_naive_workspace(const struct tv_kernels *k,
+                                           const struct tv_verify_attn *args);
+
+/* 0, or -EINVAL when the arguments are outside the documented ranges; a size query needs the shape
+ * alone. */
+int tv_cuda_verify_attn_check_shape(const struct tv_verify_attn *args);
+int tv_cuda_verify_attn_check(const struct tv_verify_attn *args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

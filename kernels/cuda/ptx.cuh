@@ -1,0 +1,143 @@
+/*
+ * ptx.cuh - the instructions the flash kernels use that C has no name for: matrix products,
+ * matrix loads, bulk copies and the barriers they complete on, named barriers, launch dependence.
+ *
+ * Everything here is plain sm_90 (no architecture-specific "a" features), so it assembles for
+ * sm_120 too. Loads carry "volatile" and barriers "memory", so that no load moves over a barrier;
+ * the matrix product touches registers alone and may be scheduled freely.
+ */
+#ifndef TV_KERNELS_CUDA_PTX_CUH
+#define TV_KERNELS_CUDA_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+#define TV_DEVICE static __device__ __forceinline__
+
+/* Shared-space address of a pointer into shared memory. */
+TV_DEVICE uint32_t ptx_shared(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+TV_DEVICE void ptx_ldmatrix(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+TV_DEVICE void ptx_ldmatrix_trans(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+/* c[16][8] += a[16][16] * b[16][8], bf16 inputs, f32 sums. */
+TV_DEVICE void ptx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+TV_DEVICE void ptx_load4(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+TV_DEVICE void ptx_store4(uint32_t address, const uint32_t (&r)[4])
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* Two floats as bf16, round to nearest even; the first in the low half. */
+TV_DEVICE uint32_t ptx_pack(float low, float high)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+/* 2 to the power x, to 2 ulp; 0 for -inf. */
+TV_DEVICE float ptx_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+TV_DEVICE void ptx_mbarrier_init(uint32_t barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+/* Make barrier initialisation and ordinary stores visible to the bulk copy engine. */
+TV_DEVICE void ptx_fence_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+TV_DEVICE void ptx_mbarrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrive, and announce `bytes` of bulk copies that the phase also waits for. */
+TV_DEVICE void ptx_mbarrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+/* Wait until the phase of this parity is complete. */
+TV_DEVICE void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Copy bytes (a multiple of 16, both ends 16-byte aligned) and complete on the barrier. */
+TV_DEVICE void ptx_bulk_copy(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(shared),
+                 "l"(global), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+TV_DEVICE void ptx_barrier_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+TV_DEVICE void ptx_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Let the next launch of the stream start its blocks before this grid has ended. */
+TV_DEVICE void ptx_launch_dependents(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* Wait until the grids this launch depends on have ended and their writes are visible. */
+TV_DEVICE void ptx_wait_dependence(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+#endif

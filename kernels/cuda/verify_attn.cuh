@@ -1,0 +1,178 @@
+/*
+ * verify_attn.cuh - what the flash kernels of verify attention share: their parameters, the cut of
+ * a launch into blocks, the tree mask of a block's nodes, and the end of a row.
+ *
+ * Owns no kernel. verify_attn.cu launches, verify_attn_bf16.cu and verify_attn_f32.cu compute,
+ * verify_attn_combine.cu joins splits.
+ */
+#ifndef TV_KERNELS_CUDA_VERIFY_ATTN_CUH
+#define TV_KERNELS_CUDA_VERIFY_ATTN_CUH
+
+#include <math_constants.h>
+
+#include "internal.h"
+#include "plan.h"
+#include "ptx.cuh"
+
+struct tv_flash_params {
+    const void *q;             /* [rows, heads, 576] */
+    const void *kv;            /* [pages, page_size, 576] */
+    const int32_t *page_table; /* [batch, max_pages] */
+    const int32_t *prefix_len;
+    const int32_t *node_count;
+    const int32_t *parents;
+    const int32_t *row_start;
+    void *out;
+    float *lse;
+    float *partial_out;   /* [batch, partial_rows, 512], normalised within their split */
+    float *partial_lse;   /* [batch, partial_rows], base 2 */
+    int64_t partial_rows; /* of one request */
+    float scale_log2;     /* softmax_scale * log2(e) */
+    int32_t heads;
+    int32_t q_len;
+    int32_t max_pages;
+    int32_t page_tiles_log2; /* log2(page_size / 16) */
+    int32_t out_bf16;
+    int32_t mask_words; /* 32-bit words of one node's ancestor set, ceil(q_len / 32) */
+    int32_t stages;     /* KV tiles in flight */
+    struct tv_plan_device device;
+};
+
+/* Launchers, one per kernel file; blocks is tv_plan_bound's. */
+int tv_flash_bf16_launch(const struct tv_flash_params *p, int32_t batch, int32_t blocks,
+                         cudaStream_t stream);
+int tv_flash_bf16_prepare(void);
+int tv_flash_f32_launch(const struct tv_flash_params *p, int32_t batch, int32_t blocks,
+                        cudaStream_t stream);
+int tv_flash_f32_prepare(void);
+int tv_flash_combine_launch(const struct tv_flash_params *p, int32_t batch, int32_t splits,
+                            cudaStream_t stream);
+int tv_flash_combine_prepare(void);
+/* m-tiles that a block of each kernel holds. */
+#define TV_FLASH_BF16_M_TILES 4
+#define TV_FLASH_F32_M_TILES  1
+
+/* -ENOTSUP unless the compiled kernel stays within the promised shared memory with `dynamic`
+ * bytes of it, and keeps nothing in local memory. Raises the kernel's dynamic limit. */
+int tv_flash_prepare_kernel(const void *kernel, int32_t dynamic);
+
+#ifdef __CUDACC__
+
+/* One block's share of the launch. */
+struct flash_block {
+    int32_t request;
+    int32_t prefix, nodes;
+    int32_t row_first;  /* in the request's folded rows */
+    int32_t rows;       /* of the request */
+    int32_t m_tiles;    /* of this block */
+    int32_t tile_first; /* KV tiles [tile_first, tile_end) */
+    int32_t tile_end;
+    int32_t splits;       /* of the request; 1: write results, else partial sums */
+    int64_t base;         /* folded row 0 of the request in q, out and lse */
+    int64_t partial_base; /* row `row_first` of this split in the partial sums */
+};
+
+/* False when the block has no rows (the launch is sized for the longest request). */
+TV_DEVICE bool flash_block_init(struct flash_block *b, const struct tv_flash_params &p)
+{
+    int32_t index = (int32_t)blockIdx.x;
+    b->request = (int32_t)blockIdx.y;
+    b->prefix = p.prefix_len[b->request];
+    b->nodes = p.node_count[b->request];
+    int64_t row =
+        p.row_start != NULL ? (int64_t)p.row_start[b->request] : (int64_t)b->request * p.q_len;
+    b->base = row * p.heads;
+    struct tv_plan plan = tv_plan_request(p.device, b->nodes, p.heads, b->prefix);
+    if (index >= plan.row_tiles * plan.splits) {
+        return false;
+    }
+    int32_t row_tile = index % plan.row_tiles, split = index / plan.row_tiles;
+    int32_t m_first = tv_plan_first_m_tile(&plan, row_tile);
+    b->m_tiles = tv_plan_first_m_tile(&plan, row_tile + 1) - m_first;
+    b->row_first = m_first * TV_PLAN_M;
+    b->rows = plan.rows;
+    b->tile_first = split * plan.chunk;
+    b->tile_end = min(b->tile_first + plan.chunk, plan.kv_tiles);
+    b->splits = plan.splits;
+    b->partial_base =
+        (int64_t)b->request * p.partial_rows +
+        (int64_t)TV_PLAN_M * ((int64_t)m_first * plan.splits + (int64_t)split * b->m_tiles);
+    return true;
+}
+
+/* The padded layout's rows past node_count: out = 0, lse = -inf. Shared out over the launch's
+ * blocks of the request, by all threads of a block. */
+TV_DEVICE void flash_fill_padding(const struct tv_flash_params &p)
+{
+    int32_t request = (int32_t)blockIdx.y;
+    if (p.row_start != NULL) {
+        return;
+    }
+    int64_t row = (int64_t)request * p.q_len * p.heads;
+    int32_t end = p.q_len * p.heads, i = p.node_count[request] * p.heads + (int32_t)blockIdx.x;
+    int32_t words = p.out_bf16 ? TV_MLA_LATENT / 2 : TV_MLA_LATENT;
+    for (; i < end; i += (int32_t)gridDim.x) {
+        uint32_t *out = (uint32_t *)p.out + (row + i) * words;
+        for (int32_t c = (int32_t)threadIdx.x; c < words; c += (int32_t)blockDim.x) {
+            out[c] = 0;
+        }
+        if (threadIdx.x == 0) {
+            p.lse[row + i] = -CUDART_INF_F;
+        }
+    }
+}
+
+/* Node of a folded row; rows that pad the last m-tile borrow the last node. */
+TV_DEVICE int32_t flash_node(const struct flash_block &b, int32_t row, int32_t heads)
+{
+    return min(row, b.rows - 1) / heads;
+}
+
+/*
+ * Ancestor sets (self included) of the nodes in this block's rows, from the parents: one thread a
+ * node, `threads` threads from `thread` on. mask [nodes of the block, mask_words] in shared
+ * memory; the caller's barrier comes after.
+ */
+TV_DEVICE void flash_build_mask(const struct tv_flash_params &p, const struct flash_block &b,
+                                uint32_t *mask, int32_t thread, int32_t threads)
+{
+    const int32_t *parents = p.parents + b.base / p.heads;
+    int32_t first = flash_node(b, b.row_first, p.heads);
+    int32_t last = flash_node(b, b.row_first + b.m_tiles * TV_PLAN_M - 1, p.heads);
+    for (int32_t i = thread; i <= last - first; i += threads) {
+        uint32_t *set = mask + i * p.mask_words;
+        for (int32_t w = 0; w < p.mask_words; w++) {
+            set[w] = 0;
+        }
+        int32_t node = first + i;
+        while (node >= 0) {
+            set[node >> 5] |= 1u << (node & 31);
+            int32_t parent = parents[node];
+            /* A parent that is not below its node is refused by callers; it must not hang us. */
+            node = parent < node ? parent : -1;
+        }
+    }
+}
+
+/* Bits of 16 consecutive slots, the first `slot` nodes behind the prefix (negative: before its
+ * end), that a node with this ancestor set attends to. */
+TV_DEVICE uint32_t flash_mask_window(const uint32_t *set, int32_t words, int32_t slot)
+{
+    if (slot < 0) {
+        return slot <= -TV_PLAN_TOKENS ? 0xffffu : (set[0] << -slot) | ((1u << -slot) - 1u);
+    }
+    int32_t word = slot >> 5;
+    uint32_t low = word < words ? set[word] : 0u;
+    uint32_t high = word + 1 < words ? set[word + 1] : 0u;
+    return __funnelshift_r(low, high, (uint32_t)slot & 31u);
+}
+
+/* log2 of the sum of exp2, from the reference exponent and the sum scaled by it. */
+TV_DEVICE float flash_lse2(float reference, float sum)
+{
+    return sum > 0.0f ? reference + log2f(sum) : -CUDART_INF_F;
+}
+
+#endif
+
+#endif

@@ -1,0 +1,164 @@
+/*
+ * verify_attn_combine.cu - joins the splits of a request: out = sum of 2^(lse_s - lse) * out_s.
+ *
+ * Sums run over the splits in one order that depends on their number alone: eight interleaved
+ * partial sums (splits j, j + 8, ...), then these in turn. A group of eight warps may share a row's
+ * columns, one partial sum each, or one warp may compute them one after the other: the arithmetic
+ * is the same, so the choice (which depends on the launch's size) never shows in the result.
+ */
+#include "verify_attn.cuh"
+
+#define WAYS    8   /* interleaved sums, and warps of a block */
+#define COLUMNS 128 /* of a warp: four a lane */
+#define SLICES  (TV_MLA_LATENT / COLUMNS)
+
+/* One row's splits. */
+struct row_splits {
+    const float *lse; /* of split 0 */
+    const float *out; /* of split 0, this lane's columns */
+    int64_t stride;   /* rows between splits */
+    int32_t splits;
+};
+
+/* Largest lse, and the scale that makes the weights sum to one; 0 where every split is empty. */
+TV_DEVICE float splits_lse(const struct row_splits &r, int32_t lane)
+{
+    float top = -CUDART_INF_F, sum = 0.0f;
+    for (int32_t s = lane; s < r.splits; s += 32) {
+        top = fmaxf(top, r.lse[s * r.stride]);
+    }
+#pragma unroll
+    for (int i = 16; i > 0; i >>= 1) {
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, i));
+    }
+    if (top == -CUDART_INF_F) {
+        return top;
+    }
+    for (int32_t s = lane; s < r.splits; s += 32) {
+        sum += exp2f(r.lse[s * r.stride] - top);
+    }
+#pragma unroll
+    for (int i = 16; i > 0; i >>= 1) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, i);
+    }
+    return top + log2f(sum);
+}
+
+/* Partial sum j: splits j, j + 8, ... in turn. An empty split weighs nothing, whatever it holds. */
+TV_DEVICE float4 splits_fold(const struct row_splits &r, int32_t j, float lse)
+{
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
+    for (int32_t s = j; s < r.splits; s += WAYS) {
+        float weight = exp2f(r.lse[s * r.stride] - lse);
+        float4 x = *(const float4 *)(r.out + s * r.stride * TV_MLA_LATENT);
+        sum.x = fmaf(weight, x.x, sum.x);
+        sum.y = fmaf(weight, x.y, sum.y);
+        sum.z = fmaf(weight, x.z, sum.z);
+        sum.w = fmaf(weight, x.w, sum.w);
+    }
+    return sum;
+}
+
+TV_DEVICE void row_write(const struct tv_flash_params &p, int64_t row, int32_t slice, int32_t lane,
+                         float4 x, float lse)
+{
+    int64_t at = row * TV_MLA_LATENT + slice * COLUMNS + lane * 4;
+    if (p.out_bf16) {
+        *(uint2 *)((__nv_bfloat16 *)p.out + at) =
+            make_uint2(ptx_pack(x.x, x.y), ptx_pack(x.z, x.w));
+    } else {
+        *(float4 *)((float *)p.out + at) = x;
+    }
+    if (slice == 0 && lane == 0) {
+        p.lse[row] = lse * CUDART_LN2_F;
+    }
+}
+
+TV_DEVICE float4 add4(float4 a, float4 b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/* Where the splits of folded row `row` of a request lie. */
+TV_DEVICE struct row_splits row_locate(const struct tv_flash_params &p, const struct tv_plan &plan,
+                                       int32_t request, int32_t row, int32_t slice, int32_t lane)
+{
+    int32_t m = row / TV_PLAN_M;
+    int32_t tile = (int32_t)(((int64_t)(m + 1) * plan.row_tiles - 1) / plan.m_tiles);
+    int32_t m_first = tv_plan_first_m_tile(&plan, tile);
+    struct row_splits r;
+    int64_t at = (int64_t)request * p.partial_rows + (int64_t)TV_PLAN_M * m_first * plan.splits +
+                 (row - m_first * TV_PLAN_M);
+    r.stride = (int64_t)TV_PLAN_M * (tv_plan_first_m_tile(&plan, tile + 1) - m_first);
+    r.splits = plan.splits;
+    r.lse = p.partial_lse + at;
+    r.out = p.partial_out + at * TV_MLA_LATENT + slice * COLUMNS + lane * 4;
+    return r;
+}
+
+/* TOGETHER: the block's warps share one slice of a row; else each warp has a slice of its own. */
+template <bool TOGETHER>
+__global__ void __launch_bounds__(WAYS * 32)
+    verify_attn_combine(const __grid_constant__ struct tv_flash_params p)
+{
+    __shared__ float4 sums[WAYS][32];
+    int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
+    int32_t request = (int32_t)blockIdx.y, nodes = p.node_count[request];
+    int32_t index = TOGETHER ? (int32_t)blockIdx.x : (int32_t)blockIdx.x * WAYS + warp;
+    int32_t row = index / SLICES, slice = index % SLICES;
+    struct tv_plan plan = tv_plan_request(p.device, nodes, p.heads, p.prefix_len[request]);
+    int64_t base = p.row_start != NULL ? p.row_start[request] : (int64_t)request * p.q_len;
+    if (row >= plan.rows || plan.splits == 1) {
+        return;
+    }
+    struct row_splits r = row_locate(p, plan, request, row, slice, lane);
+    ptx_wait_dependence();
+    float lse = splits_lse(r, lane);
+    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    bool any = lse != -CUDART_INF_F;
+    if (TOGETHER) {
+        sums[warp][lane] = any ? splits_fold(r, warp, lse) : total;
+        __syncthreads();
+        if (warp != 0) {
+            return;
+        }
+        for (int32_t j = 0; j < WAYS && j < r.splits; j++) {
+            total = add4(total, sums[j][lane]);
+        }
+    } else if (any) {
+        for (int32_t j = 0; j < WAYS && j < r.splits; j++) {
+            total = add4(total, splits_fold(r, j, lse));
+        }
+    }
+    row_write(p, base * p.heads + row, slice, lane, total, lse);
+}
+
+int tv_flash_combine_prepare(void)
+{
+    int result = tv_flash_prepare_kernel((const void *)verify_attn_combine<true>, 0);
+    return result < 0 ? result
+                      : tv_flash_prepare_kernel((const void *)verify_attn_combine<false>, 0);
+}
+
+int tv_flash_combine_launch(const struct tv_flash_params *p, int32_t batch, int32_t splits,
+                            cudaStream_t stream)
+{
+    int32_t pieces = p->q_len * p->heads * SLICES;
+    /* Few pieces with many splits are bound by latency: spread each over a block. */
+    bool together = splits > 2 && (int64_t)pieces * batch <= 16384;
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim =
+        dim3((uint32_t)(together ? pieces : tv_plan_ceil(pieces, WAYS)), (uint32_t)batch);
+    config.blockDim = dim3(WAYS * 32);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    void *kernel_args[1] = {(void *)p};
+    const void *kernel = together ? (const void *)verify_attn_combine<true>
+                                  : (const void *)verify_attn_combine<false>;
+    return tv_cuda_errno(cudaLaunchKernelExC(&config, kernel, kernel_args));
+}
