@@ -13,6 +13,9 @@
 
 #include "kernels/types.h"
 
+/* At least the number of options; the table's own count is checked against it. */
+#define TV_CONFIG_OPTIONS_MAX 40
+
 struct tv_config {
     char model[4096];
     char backend[8];      /* "cpu" or "cuda" */
@@ -35,15 +38,17 @@ struct tv_config {
     int32_t max_sessions;
     int32_t queue_max; /* waiting calls */
     int64_t body_bytes, body_bytes_large, inline_bytes;
-    int32_t connections_max, connections_per_address;
+    int32_t connections_max, connections_per_address; /* per address 0: 64, off on loopback */
     int32_t drain_grace_s, drain_max_s;
     int32_t http_threads;
     int poison; /* NaN in unused pages (tests) */
     int check_only, print_only, help, version;
     char log_level[8];
+    unsigned char origin[TV_CONFIG_OPTIONS_MAX]; /* where each option's value came from */
 };
 
-/* argv as main got it. 0; -EINVAL with text for exit 64 (usage); -EBADMSG with text for exit 78. */
+/* argv as main got it. 0; -EINVAL with text for exit 64 (usage); -EBADMSG with text for exit 78.
+ * With help or version asked for, nothing else is checked. */
 int tv_config_load(struct tv_config *ret_config, int argc, char **argv, char *error,
                    size_t error_bytes);
 /* Effective values and their origin, one "key = value  # origin" a line. */

@@ -1,0 +1,324 @@
+/*
+ * config.c - settings from the command line, the environment and the INI file, checked once.
+ *
+ * Owns precedence and the checks between settings. Refuses unknown options and keys, keys given
+ * twice in the file, and listeners that would be open to others.
+ */
+#include "config/config.h"
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <errno.h>
+#include <ini.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/options.h"
+#include "proto/limits.h"
+
+enum origin { FROM_DEFAULT = 0, FROM_FILE, FROM_ENVIRONMENT, FROM_COMMAND_LINE };
+
+static const char *const origin_names[] = {"default", "file", "environment", "command line"};
+
+/* The file being read. inih tells a handler neither the line nor the file. */
+struct file_reading {
+    struct tv_config *config;
+    FILE *stream;
+    int line_too_long;
+    char error[400]; /* the first refusal, or "" */
+};
+
+static void defaults(struct tv_config *config)
+{
+    *config = (struct tv_config){
+        .backend = "cpu",
+        .listen_host = "127.0.0.1",
+        .listen_port = 8471,
+        .admin_on = 1,
+        .admin_host = "",
+        .admin_port = -1,
+        .page_size = 64,
+        .kv_dtype = TV_F32,
+        .max_nodes = TV_NODES_DEFAULT,
+        .max_depth = TV_DEPTH_DEFAULT,
+        .max_sessions = 256,
+        .queue_max = 256,
+        .body_bytes = TV_BODY_BYTES_DEFAULT,
+        .body_bytes_large = TV_BODY_BYTES_LARGE_DEFAULT,
+        .inline_bytes = TV_INLINE_BYTES_DEFAULT,
+        .connections_max = 2048,
+        .drain_grace_s = 10,
+        .drain_max_s = 30,
+        .http_threads = 2,
+        .log_level = "info",
+    };
+}
+
+/* Set one option unless something of higher rank has set it. */
+static int option_set(struct tv_config *config, const struct tv_option *option, enum origin origin,
+                      const char *text, char *reason, size_t reason_bytes)
+{
+    size_t count;
+    size_t index = (size_t)(option - tv_options_table(&count));
+    if (config->origin[index] > (unsigned char)origin) {
+        struct tv_config discarded = *config;
+        return option->parse(option, &discarded, text, reason, reason_bytes);
+    }
+    config->origin[index] = (unsigned char)origin;
+    return option->parse(option, config, text, reason, reason_bytes);
+}
+
+static int fail(char *error, size_t error_bytes, int code, const char *what, const char *name,
+                const char *reason)
+{
+    (void)snprintf(error, error_bytes, "%s%.100s: %.300s", what, name, reason);
+    return code;
+}
+
+/* Command-line options, left to right; the last of a name counts. */
+static int read_arguments(struct tv_config *config, int argc, char **argv, const char **ret_file,
+                          char *error, size_t error_bytes)
+{
+    char reason[300] = "";
+    for (int i = 1; i < argc; i++) {
+        const char *text = argv[i];
+        if (strncmp(text, "--", 2) != 0) {
+            return fail(error, error_bytes, -EINVAL, "", text, "options start with --");
+        }
+        const char *name = text + 2;
+        const char *equals = strchr(name, '=');
+        size_t name_bytes = equals == NULL ? strlen(name) : (size_t)(equals - name);
+        int is_file = name_bytes == 6 && memcmp(name, "config", 6) == 0;
+        const struct tv_option *option = tv_options_find(name, name_bytes);
+        if (!is_file && option == NULL) {
+            return fail(error, error_bytes, -EINVAL, "", text, "no such option");
+        }
+        const char *value = equals == NULL ? NULL : equals + 1;
+        if (!is_file && option->value == NULL) {
+            if (value != NULL) {
+                return fail(error, error_bytes, -EINVAL, "", text, "takes no value");
+            }
+        } else if (value == NULL) {
+            if (i + 1 == argc) {
+                return fail(error, error_bytes, -EINVAL, "", text, "needs a value");
+            }
+            value = argv[++i];
+        }
+        if (is_file) {
+            *ret_file = value;
+        } else if (option_set(config, option, FROM_COMMAND_LINE, value, reason, sizeof reason) !=
+                   0) {
+            return fail(error, error_bytes, -EINVAL, "--", option->name, reason);
+        }
+    }
+    return 0;
+}
+
+static int read_environment(struct tv_config *config, char *error, size_t error_bytes)
+{
+    size_t count;
+    const struct tv_option *table = tv_options_table(&count);
+    for (size_t i = 0; i < count; i++) {
+        char variable[64] = "TREEVERIFY_";
+        size_t at = strlen(variable);
+        for (const char *c = table[i].name; *c != '\0' && at < sizeof variable - 1; c++) {
+            variable[at++] = (char)toupper((unsigned char)*c);
+        }
+        variable[at] = '\0';
+        const char *text = table[i].value == NULL ? NULL : getenv(variable);
+        char reason[300] = "";
+        if (text != NULL &&
+            option_set(config, &table[i], FROM_ENVIRONMENT, text, reason, sizeof reason) != 0) {
+            return fail(error, error_bytes, -EBADMSG, "", variable, reason);
+        }
+    }
+    return 0;
+}
+
+/* inih's handler: 1 = fine, 0 = refused. */
+static int file_key(void *context, const char *section, const char *name, const char *value)
+{
+    struct file_reading *reading = context;
+    const struct tv_option *option = tv_options_find(name, strlen(name));
+    char reason[300] = "";
+    size_t count;
+    const struct tv_option *table = tv_options_table(&count);
+    if (reading->error[0] != '\0') {
+        return 0;
+    }
+    if (section[0] != '\0' && strcmp(section, "treeverifyd") != 0) {
+        (void)snprintf(reason, sizeof reason, "no section [%.100s] is known", section);
+    } else if (option == NULL || option->value == NULL || strchr(name, '-') != NULL) {
+        (void)snprintf(reason, sizeof reason, "no such key");
+    } else if (reading->config->origin[option - table] == FROM_FILE) {
+        (void)snprintf(reason, sizeof reason, "given twice");
+    } else if (option_set(reading->config, option, FROM_FILE, value, reason, sizeof reason) == 0) {
+        return 1;
+    }
+    (void)snprintf(reading->error, sizeof reading->error, "%.80s: %s", name, reason);
+    return 0;
+}
+
+/* fgets that notices a line inih would cut in two. */
+static char *file_line(char *line, int bytes, void *context)
+{
+    struct file_reading *reading = context;
+    char *got = fgets(line, bytes, reading->stream);
+    if (got != NULL && strchr(line, '\n') == NULL && !feof(reading->stream)) {
+        reading->line_too_long = 1;
+    }
+    return got;
+}
+
+static int read_file(struct tv_config *config, const char *path, char *error, size_t error_bytes)
+{
+    struct file_reading reading = {.config = config, .stream = fopen(path, "re")};
+    if (reading.stream == NULL) {
+        return fail(error, error_bytes, -EBADMSG, "", path, strerror(errno));
+    }
+    int line = ini_parse_stream(file_line, &reading, file_key, &reading);
+    int read_failed = ferror(reading.stream);
+    (void)fclose(reading.stream); /* nothing was written to it */
+    if (line == 0 && !reading.line_too_long && !read_failed) {
+        return 0;
+    }
+    const char *reason = reading.error;
+    if (read_failed) {
+        reason = "cannot be read";
+    } else if (reading.line_too_long) {
+        reason = "a line is too long";
+    } else if (reason[0] == '\0') {
+        reason = "not a line of the form key = value";
+    }
+    (void)snprintf(error, error_bytes, "%.200s:%d: %s", path, line, reason);
+    return -EBADMSG;
+}
+
+static int is_loopback(const char *host)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+    if (strcmp(host, "localhost") == 0) {
+        return 1;
+    }
+    if (inet_pton(AF_INET, host, &v4) == 1) {
+        return (ntohl(v4.s_addr) >> 24) == 127;
+    }
+    return inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+static int is_address(const char *host)
+{
+    unsigned char room[sizeof(struct in6_addr)];
+    return strcmp(host, "localhost") == 0 || inet_pton(AF_INET, host, room) == 1 ||
+           inet_pton(AF_INET6, host, room) == 1;
+}
+
+static int check_listener(const char *host, const char *key, char *error, size_t error_bytes)
+{
+    if (!is_address(host)) {
+        return fail(error, error_bytes, -EBADMSG, "", key,
+                    "the host must be a numeric address or localhost");
+    }
+    if (!is_loopback(host)) {
+        return fail(error, error_bytes, -EBADMSG, "", key,
+                    "an address other than loopback needs an api_key_file, and keys are not served "
+                    "in this version: listen on loopback and reach it through a tunnel or a proxy");
+    }
+    return 0;
+}
+
+/* What no option can decide alone. */
+static int check_whole(struct tv_config *config, char *error, size_t error_bytes)
+{
+    if (config->admin_host[0] == '\0') {
+        (void)snprintf(config->admin_host, sizeof config->admin_host, "%s",
+                       is_loopback(config->listen_host) ? config->listen_host : "127.0.0.1");
+        config->admin_port = config->listen_port == 0 ? 0 : config->listen_port + 1;
+    }
+    if (!config->has_kv_dtype && strcmp(config->backend, "cuda") == 0) {
+        config->kv_dtype = TV_BF16;
+    }
+    if (config->api_key_file[0] != '\0') {
+        return fail(error, error_bytes, -EBADMSG, "", "api_key_file",
+                    "keys are not served in this version; without the option both listeners stay "
+                    "on loopback and every route is open there");
+    }
+    int rc = check_listener(config->listen_host, "listen", error, error_bytes);
+    if (rc == 0 && config->admin_on) {
+        rc = check_listener(config->admin_host, "listen_admin", error, error_bytes);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    if (config->admin_on && config->admin_port > 65535) {
+        return fail(error, error_bytes, -EBADMSG, "", "listen_admin",
+                    "port 65536 does not exist; give the admin listener a port");
+    }
+    if (config->drain_max_s < config->drain_grace_s) {
+        return fail(error, error_bytes, -EBADMSG, "", "drain_max_s", "is below drain_grace_s");
+    }
+    if (config->body_bytes_large < config->body_bytes) {
+        return fail(error, error_bytes, -EBADMSG, "", "body_bytes_large", "is below body_bytes");
+    }
+    return 0;
+}
+
+int tv_config_load(struct tv_config *ret_config, int argc, char **argv, char *error,
+                   size_t error_bytes)
+{
+    struct tv_config config;
+    const char *file = getenv("TREEVERIFY_CONFIG");
+    defaults(&config);
+    int rc = read_arguments(&config, argc, argv, &file, error, error_bytes);
+    if (rc == 0 && !config.help && !config.version) {
+        rc = read_environment(&config, error, error_bytes);
+        if (rc == 0 && file != NULL) {
+            rc = read_file(&config, file, error, error_bytes);
+        }
+        if (rc == 0) {
+            rc = check_whole(&config, error, error_bytes);
+        }
+        if (rc == 0 && config.model[0] == '\0' && !config.print_only) {
+            rc = fail(error, error_bytes, -EINVAL, "", "--model", "a checkpoint folder is needed");
+        }
+    }
+    if (rc == 0) {
+        *ret_config = config;
+    }
+    return rc;
+}
+
+void tv_config_print(const struct tv_config *config, FILE *out)
+{
+    size_t count;
+    const struct tv_option *table = tv_options_table(&count);
+    for (size_t i = 0; i < count; i++) {
+        if (table[i].print == NULL) {
+            continue;
+        }
+        (void)fprintf(out, "%s = ", table[i].name);
+        table[i].print(&table[i], config, out);
+        (void)fprintf(out, "  # %s\n", origin_names[config->origin[i]]);
+    }
+}
+
+void tv_config_usage(FILE *out)
+{
+    size_t count;
+    const struct tv_option *table = tv_options_table(&count);
+    (void)fprintf(out,
+                  "usage: treeverifyd --model DIR [--config FILE] [options]\n"
+                  "Each option is also a key of the file (with _ for -) and a variable\n"
+                  "TREEVERIFY_KEY; the command line wins, then the environment, then the file.\n\n"
+                  "  --config FILE\n        settings as key = value, one a line\n");
+    for (size_t i = 0; i < count; i++) {
+        (void)fprintf(out, "  --");
+        for (const char *c = table[i].name; *c != '\0'; c++) {
+            (void)fputc(*c == '_' ? '-' : *c, out);
+        }
+        (void)fprintf(out, "%s%s\n        %s\n", table[i].value == NULL ? "" : " ",
+                      table[i].value == NULL ? "" : table[i].value, table[i].help);
+    }
+}

@@ -1,0 +1,37 @@
+/*
+ * options.h - the table of options; private to config/.
+ *
+ * One entry is a command-line option, a key of the file and an environment variable at once. An
+ * entry knows how to read its value into the struct and how to print it back.
+ */
+#ifndef TV_CONFIG_OPTIONS_H
+#define TV_CONFIG_OPTIONS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "config/config.h"
+
+struct tv_option;
+/* 0, or -EINVAL: the text is no value of this option (options.c says why in `reason`). */
+typedef int tv_option_parse(const struct tv_option *option, struct tv_config *config,
+                            const char *text, char *reason, size_t reason_bytes);
+typedef void tv_option_print(const struct tv_option *option, const struct tv_config *config,
+                             FILE *out);
+
+struct tv_option {
+    const char *name; /* file key; the option is --name with '-' for '_', the variable upper case */
+    const char *value; /* for the usage text; NULL: a flag of the command line alone */
+    const char *help;
+    tv_option_parse *parse;
+    tv_option_print *print;
+    size_t offset;         /* of the member */
+    int64_t minimum, last; /* integers: the range; texts: `last` is the member's size */
+};
+
+const struct tv_option *tv_options_table(size_t *ret_count);
+/* NULL when there is none of that name ('-' counts as '_'). */
+const struct tv_option *tv_options_find(const char *name, size_t bytes);
+
+#endif
