@@ -99,6 +99,8 @@ static int read_arguments(struct tv_config *config, int argc, char **argv, const
             if (value != NULL) {
                 return fail(error, error_bytes, -EINVAL, "", text, "takes no value");
             }
+        } else if (value == NULL && !is_file && strcmp(option->value, "on|off") == 0) {
+            value = "on"; /* a switch needs no value here */
         } else if (value == NULL) {
             if (i + 1 == argc) {
                 return fail(error, error_bytes, -EINVAL, "", text, "needs a value");

@@ -1,0 +1,135 @@
+/*
+ * answer.c - from a completed call to bytes on the socket.
+ *
+ * Owns which headers an answer has. Two ways out: libmicrohttpd's queue, and a raw write for
+ * refusals that must reach a client while it is still sending.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "http/conn.h"
+
+#define RAW_HEAD_BYTES 1024
+
+static int add_header(struct MHD_Response *response, const char *name, const char *value)
+{
+    return MHD_add_response_header(response, name, value) == MHD_YES ? 0 : -ENOMEM;
+}
+
+static int add_headers(struct MHD_Response *response, const struct http_conn *conn)
+{
+    const struct tv_reply *reply = &conn->call->reply;
+    char number[16];
+    int rc = add_header(response, "X-Request-Id", conn->call->request_id);
+    if (rc == 0 && reply->content_type != NULL && reply->content_type[0] != '\0') {
+        rc = add_header(response, "Content-Type", reply->content_type);
+    }
+    if (rc == 0 && reply->allow != NULL) {
+        rc = add_header(response, "Allow", reply->allow);
+    }
+    if (rc == 0 && reply->retry_after_s > 0) {
+        (void)snprintf(number, sizeof number, "%d", reply->retry_after_s); /* fits */
+        rc = add_header(response, "Retry-After", number);
+    }
+    if (rc == 0 && reply->tensor_shape[0] != '\0') {
+        rc = add_header(response, "X-Tensor-Shape", reply->tensor_shape);
+    }
+    if (rc == 0 && reply->tensor_dtype[0] != '\0') {
+        rc = add_header(response, "X-Tensor-Dtype", reply->tensor_dtype);
+    }
+    if (rc == 0 && reply->etag[0] != '\0') {
+        rc = add_header(response, "ETag", reply->etag);
+    }
+    if (rc == 0 && conn->close) {
+        rc = add_header(response, "Connection", "close");
+    }
+    return rc;
+}
+
+enum MHD_Result tv_http_answer(struct http_conn *conn)
+{
+    struct tv_reply *reply = &conn->call->reply;
+    if (reply->body.failed != 0 || reply->http_status < 100) {
+        tv_log(TV_LOG_ERROR, "http: no answer could be built for request %s",
+               conn->call->request_id);
+        return MHD_NO;
+    }
+    /* The bytes are the call's, which lives until libmicrohttpd says the request is over. */
+    struct MHD_Response *response = MHD_create_response_from_buffer(
+        reply->body.bytes, reply->body.data, MHD_RESPMEM_PERSISTENT);
+    if (response == NULL) {
+        return MHD_NO;
+    }
+    enum MHD_Result result = MHD_NO;
+    if (add_headers(response, conn) == 0 && tv_http_conn_enter(conn, HTTP_WRITING) == 0) {
+        result = MHD_queue_response(conn->connection, (unsigned int)reply->http_status, response);
+    }
+    MHD_destroy_response(response);
+    return result;
+}
+
+void tv_http_request_id(struct tv_http *http, char *ret_id, size_t bytes)
+{
+    uint64_t n = atomic_fetch_add_explicit(&http->id_next, 1, memory_order_relaxed);
+    (void)snprintf(ret_id, bytes, "%016llx-%llu", (unsigned long long)http->id_prefix,
+                   (unsigned long long)n);
+}
+
+/* Status line, headers and body in two writes; what does not fit into the empty socket buffer at
+ * once is lost, and so is the connection. */
+static void write_raw(int fd, const struct tv_call *call)
+{
+    char head[RAW_HEAD_BYTES], date[40] = "", retry[40] = "", allow[64] = "";
+    const struct tv_reply *reply = &call->reply;
+    time_t now = time(NULL);
+    struct tm utc;
+    if (gmtime_r(&now, &utc) != NULL) {
+        (void)strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &utc);
+    }
+    if (reply->retry_after_s > 0) {
+        (void)snprintf(retry, sizeof retry, "Retry-After: %d\r\n", reply->retry_after_s);
+    }
+    if (reply->allow != NULL) {
+        (void)snprintf(allow, sizeof allow, "Allow: %s\r\n", reply->allow);
+    }
+    const char *reason = MHD_get_reason_phrase_for((unsigned int)reply->http_status);
+    int length = snprintf(head, sizeof head,
+                          "HTTP/1.1 %d %s\r\nDate: %s\r\nConnection: close\r\n%s%s"
+                          "X-Request-Id: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n",
+                          reply->http_status, reason, date, retry, allow, call->request_id,
+                          reply->content_type, reply->body.bytes);
+    if (length > 0 && (size_t)length < sizeof head && reply->body.failed == 0) {
+        struct iovec parts[2] = {{.iov_base = head, .iov_len = (size_t)length},
+                                 {.iov_base = reply->body.data, .iov_len = reply->body.bytes}};
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+        /* a peer that is gone already needs no answer */
+        (void)sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+}
+
+void tv_http_answer_raw(struct http_conn *conn)
+{
+    if (tv_http_conn_enter(conn, HTTP_REFUSED) != 0) {
+        return;
+    }
+    write_raw(conn->fd, conn->call);
+    (void)shutdown(conn->fd, SHUT_WR); /* fails only when the peer is gone */
+}
+
+void tv_http_answer_timeout(struct http_conn *conn)
+{
+    struct tv_problem problem;
+    struct tv_call *call = tv_call_create();
+    if (call == NULL) {
+        return; /* the connection is cut without a word */
+    }
+    tv_problem_set(&problem, TV_TIMEOUT, NULL, "the request came too slowly");
+    tv_http_request_id(conn->http, call->request_id, sizeof call->request_id);
+    tv_sched_refuse(call, &problem);
+    write_raw(conn->fd, call);
+    tv_call_destroy(call);
+}

@@ -1,0 +1,145 @@
+/*
+ * conn.h - one connection and its current request; private to http/.
+ *
+ * A connection carries one request at a time, so both live in one struct. What is marked "registry
+ * lock" is read and written under it, except that the listener's thread, which alone writes
+ * `phase`, may read it without; the rest belongs to the listener's thread.
+ */
+#ifndef TV_HTTP_CONN_H
+#define TV_HTTP_CONN_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "http/http.h"
+#include "http/routes.h"
+
+#define HTTP_HEADERS_US       (10 * 1000000LL) /* from accept, or from a later request line */
+#define HTTP_IDLE_US          (25 * 1000000LL) /* from an answer to the next request line */
+#define HTTP_IDLE_S           15               /* without any byte: libmicrohttpd's own clock */
+#define HTTP_BODY_US          (30 * 1000000LL)
+#define HTTP_BODY_START_US    (5 * 1000000LL)  /* from then on at least HTTP_BODY_RATE */
+#define HTTP_BODY_RATE        1024             /* bytes per second */
+#define HTTP_WRITE_US         (30 * 1000000LL) /* without progress */
+#define HTTP_LINGER_US        (2 * 1000000LL)  /* reading on after a refusal */
+#define HTTP_TICK_MS          50
+#define HTTP_URI_BYTES_MAX    1024
+#define HTTP_BODY_KEPT_BYTES  (64u << 10) /* a connection keeps a buffer of this size */
+#define HTTP_BODIES_BYTES_MIN (256u << 20)
+#define HTTP_STOP_WRITE_US    (2 * 1000000LL)
+
+enum http_phase {
+    HTTP_IDLE,    /* between requests */
+    HTTP_HEADERS, /* reading request line and headers */
+    HTTP_BODY,    /* reading the body */
+    HTTP_WAITING, /* the call is at sched/ */
+    HTTP_WRITING, /* an answer is queued */
+    HTTP_REFUSED, /* answered early; the rest of the body is read and dropped */
+};
+
+/* Who resumes a connection: whichever of listener and completion comes second. */
+enum http_call_state { HTTP_CALL_RUNNING, HTTP_CALL_PARKED, HTTP_CALL_DONE };
+
+struct http_conn {
+    struct tv_http *http;
+    struct MHD_Connection *connection;
+    struct http_conn *prev, *next; /* registry lock */
+    int admin, fd;
+    enum http_phase phase;    /* registry lock */
+    int64_t deadline_us;      /* registry lock; INT64_MAX: none */
+    int64_t body_start_us;    /* registry lock */
+    int64_t active_us;        /* registry lock: the last change of phase */
+    uint64_t acked;           /* registry lock: bytes the peer had acknowledged */
+    int cancelled;            /* registry lock: the client left, sched/ was told */
+    int cut;                  /* registry lock: the clock has shut it down */
+    atomic_size_t body_bytes; /* relaxed: the clock only needs a recent value */
+    atomic_int call_state;    /* enum http_call_state */
+
+    char uri[HTTP_URI_BYTES_MAX];
+    int uri_bad; /* too long, or with bytes no request line may have */
+    struct http_route route;
+    struct tv_call *call; /* owned; NULL between requests */
+    int is_head, close;
+    char *body; /* owned */
+    size_t body_capacity, body_max;
+};
+
+struct http_listener {
+    struct tv_http *http;
+    struct MHD_Daemon *daemon; /* NULL: off, or not started */
+    int fd;                    /* -1: libmicrohttpd's, or none */
+    char url[96];
+};
+
+struct tv_http {
+    struct tv_sched *sched;
+    struct tv_request_limits limits;
+    size_t body_bytes, body_bytes_large;
+    struct http_listener work, admin;
+
+    pthread_mutex_t lock; /* the registry: list, count and what http_conn marks */
+    struct http_conn *conns;
+    int32_t conn_count;
+    int watching; /* registry lock: the watch thread goes on */
+    int closing;  /* registry lock: sched/ must not be called by the watch thread */
+    pthread_t watch;
+    int watch_started;
+
+    /* seq_cst: a submitter counts itself before it reads `closed`, the closer sets `closed` before
+     * it reads the count; one of them must see the other. */
+    atomic_int closed, submitting;
+    atomic_size_t bodies_bytes; /* relaxed: a sum of buffers held, compared with a cap */
+    size_t bodies_bytes_max;
+    uint64_t id_prefix;
+    atomic_uint_least64_t id_next; /* relaxed: only uniqueness matters */
+};
+
+/* access.c: libmicrohttpd's callbacks. */
+enum MHD_Result tv_http_access(void *context, struct MHD_Connection *connection, const char *url,
+                               const char *method, const char *version, const char *upload,
+                               size_t *upload_bytes, void **request);
+void *tv_http_uri(void *context, const char *uri, struct MHD_Connection *connection);
+void tv_http_completed(void *context, struct MHD_Connection *connection, void **request,
+                       enum MHD_RequestTerminationCode code);
+void tv_http_connection(void *context, struct MHD_Connection *connection, void **socket_context,
+                        enum MHD_ConnectionNotificationCode code);
+
+/* conn.c: the registry. */
+struct http_conn *tv_http_conn_create(struct tv_http *http, struct MHD_Connection *connection,
+                                      int admin);
+void tv_http_conn_destroy(struct http_conn *conn);
+/* 0; -EPIPE: the clock has cut the connection meanwhile. */
+int tv_http_conn_enter(struct http_conn *conn, enum http_phase phase);
+/* 0; -EMSGSIZE: over the limit of this body; -ENOBUFS: over the limit of all bodies; -ENOMEM. */
+int tv_http_conn_append(struct http_conn *conn, const char *data, size_t bytes);
+void tv_http_conn_body_free(struct http_conn *conn);
+
+/* answer.c: from a completed call to bytes. */
+enum MHD_Result tv_http_answer(struct http_conn *conn);
+/* Write the call's answer straight to the socket and half-close it; the peer may still be sending.
+ */
+void tv_http_answer_raw(struct http_conn *conn);
+/* The same for a request that came too slowly. Registry lock held. */
+void tv_http_answer_timeout(struct http_conn *conn);
+/* A request id of our own. */
+void tv_http_request_id(struct tv_http *http, char *ret_id, size_t bytes);
+
+/* headers.c: one walk over the headers. 0, or -EINVAL with the problem set. */
+struct http_headers {
+    int has_length, is_chunked, wants_continue;
+    int has_body; /* chunked, or a length above 0 */
+    uint64_t length;
+    int is_json;                                  /* the media type of the body */
+    char request_id[TV_REQUEST_ID_BYTES_MAX + 1]; /* "" when none is usable */
+};
+int tv_http_headers_walk(struct MHD_Connection *connection, const char *version,
+                         struct http_headers *ret_headers, struct tv_problem *problem);
+
+/* watch.c: the clock and the notice of clients that left. */
+int tv_http_watch_start(struct tv_http *http);
+void tv_http_watch_stop(struct tv_http *http);
+
+#endif

@@ -1,0 +1,286 @@
+/*
+ * http.c - the two listeners: bind, start, stop.
+ *
+ * Binds its own sockets, so that a used port has a clear text. Stop order: no new connections, no
+ * new calls, (the caller ends sched/, which completes what waits), write, stop.
+ */
+#include "http/http.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "http/conn.h"
+
+#define BACKLOG               1024
+#define CONNECTION_BYTES      (32u << 10)
+#define ADMIN_CONNECTIONS_MAX 256
+#define PER_ADDRESS_DEFAULT   64
+
+/* A numeric address or "localhost" (IPv4) as a socket address. */
+static int resolve(const char *host, int32_t port, struct sockaddr_storage *ret, socklen_t *ret_len)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    memset(ret, 0, sizeof *ret);
+    if (inet_pton(AF_INET, strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, &v4.sin_addr) ==
+        1) {
+        memcpy(ret, &v4, sizeof v4);
+        *ret_len = sizeof v4;
+        return 0;
+    }
+    if (inet_pton(AF_INET6, host, &v6.sin6_addr) == 1) {
+        memcpy(ret, &v6, sizeof v6);
+        *ret_len = sizeof v6;
+        return 0;
+    }
+    return -EINVAL;
+}
+
+/* The bound port, with the host as it was asked for. */
+static int set_url(struct http_listener *listener, const char *host)
+{
+    struct sockaddr_storage address;
+    socklen_t bytes = sizeof address;
+    if (getsockname(listener->fd, (struct sockaddr *)&address, &bytes) != 0) {
+        return -errno;
+    }
+    uint16_t port = address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
+                                                  : ((struct sockaddr_in *)&address)->sin_port;
+    (void)snprintf(listener->url, sizeof listener->url,
+                   strchr(host, ':') != NULL ? "http://[%s]:%d" : "http://%s:%d", host,
+                   (int)ntohs(port));
+    return 0;
+}
+
+static int bind_listener(struct http_listener *listener, const char *host, int32_t port,
+                         char *error, size_t error_bytes)
+{
+    struct sockaddr_storage address;
+    socklen_t bytes = 0;
+    const int on = 1;
+    int rc = resolve(host, port, &address, &bytes);
+    if (rc == 0) {
+        listener->fd =
+            socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+        if (listener->fd < 0 ||
+            setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+            bind(listener->fd, (struct sockaddr *)&address, bytes) != 0 ||
+            listen(listener->fd, BACKLOG) != 0) {
+            rc = -errno;
+        }
+    }
+    if (rc == 0) {
+        rc = set_url(listener, host);
+    }
+    if (rc != 0) {
+        (void)snprintf(error, error_bytes, "cannot listen on %s port %d: %s", host, port,
+                       strerror(-rc));
+    }
+    return rc;
+}
+
+/* What libmicrohttpd says goes to the log, as detail: its lines are about single connections. */
+static void library_log(void *context, const char *format, va_list arguments)
+{
+    char text[256];
+    (void)context;
+    if (vsnprintf(text, sizeof text, format, arguments) > 0) {
+        text[strcspn(text, "\n")] = '\0';
+        tv_log(TV_LOG_DEBUG, "http library: %s", text);
+    }
+}
+
+static int start_listener(struct http_listener *listener, int threads, int connections,
+                          int per_address)
+{
+    struct MHD_OptionItem options[8];
+    size_t count = 0;
+    if (threads > 1) {
+        options[count++] = (struct MHD_OptionItem){MHD_OPTION_THREAD_POOL_SIZE, threads, NULL};
+    }
+    if (per_address > 0) {
+        options[count++] =
+            (struct MHD_OptionItem){MHD_OPTION_PER_IP_CONNECTION_LIMIT, per_address, NULL};
+    }
+    options[count++] = (struct MHD_OptionItem){MHD_OPTION_CONNECTION_LIMIT, connections, NULL};
+    options[count] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
+    listener->daemon = MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
+        tv_http_access, listener, MHD_OPTION_EXTERNAL_LOGGER, library_log, NULL,
+        MHD_OPTION_LISTEN_SOCKET, listener->fd, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned int)HTTP_IDLE_S, MHD_OPTION_URI_LOG_CALLBACK, tv_http_uri, listener,
+        MHD_OPTION_NOTIFY_COMPLETED, tv_http_completed, listener, MHD_OPTION_NOTIFY_CONNECTION,
+        tv_http_connection, listener, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
+    if (listener->daemon == NULL) {
+        return -EAGAIN;
+    }
+    listener->fd = -1; /* libmicrohttpd's from here on */
+    return 0;
+}
+
+static int is_loopback_url(const char *url)
+{
+    return strncmp(url, "http://127.", 11) == 0 || strncmp(url, "http://[::1]", 12) == 0 ||
+           strncmp(url, "http://localhost", 16) == 0;
+}
+
+static int start_all(struct tv_http *http, const struct tv_config *config, char *error,
+                     size_t error_bytes)
+{
+    int rc =
+        bind_listener(&http->work, config->listen_host, config->listen_port, error, error_bytes);
+    if (rc == 0 && config->admin_on) {
+        rc =
+            bind_listener(&http->admin, config->admin_host, config->admin_port, error, error_bytes);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    int per_address = config->connections_per_address;
+    if (per_address == 0 && !is_loopback_url(http->work.url)) {
+        per_address = PER_ADDRESS_DEFAULT;
+    }
+    rc = tv_http_watch_start(http);
+    if (rc == 0) {
+        rc =
+            start_listener(&http->work, config->http_threads, config->connections_max, per_address);
+    }
+    if (rc == 0 && config->admin_on) {
+        rc = start_listener(&http->admin, 1, ADMIN_CONNECTIONS_MAX, 0);
+    }
+    if (rc != 0) {
+        (void)snprintf(error, error_bytes, "the listeners' threads cannot be started: %s",
+                       strerror(-rc));
+    }
+    return rc;
+}
+
+int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
+                   struct tv_http **ret_http, char *error, size_t error_bytes)
+{
+    struct tv_http *http = calloc(1, sizeof *http);
+    if (http == NULL) {
+        (void)snprintf(error, error_bytes, "no memory for the listeners");
+        return -ENOMEM;
+    }
+    http->sched = sched;
+    http->limits = *tv_sched_limits(sched);
+    http->body_bytes = (size_t)config->body_bytes;
+    http->body_bytes_large = (size_t)config->body_bytes_large;
+    http->bodies_bytes_max = 4 * http->body_bytes_large;
+    if (http->bodies_bytes_max < HTTP_BODIES_BYTES_MIN) {
+        http->bodies_bytes_max = HTTP_BODIES_BYTES_MIN;
+    }
+    http->work = (struct http_listener){.http = http, .fd = -1};
+    http->admin = (struct http_listener){.http = http, .fd = -1};
+    (void)pthread_mutex_init(&http->lock, NULL); /* cannot fail with default attributes */
+    atomic_init(&http->closed, 0);
+    atomic_init(&http->submitting, 0);
+    atomic_init(&http->bodies_bytes, 0);
+    atomic_init(&http->id_next, 1);
+    int rc = tv_random_bytes(&http->id_prefix, sizeof http->id_prefix);
+    if (rc != 0) {
+        (void)snprintf(error, error_bytes, "no random bytes: %s", strerror(-rc));
+    } else {
+        rc = start_all(http, config, error, error_bytes);
+    }
+    if (rc != 0) {
+        tv_http_close(http);
+        tv_http_destroy(http);
+        return rc;
+    }
+    *ret_http = http;
+    return 0;
+}
+
+const char *tv_http_url(const struct tv_http *http, int admin)
+{
+    return admin ? http->admin.url : http->work.url;
+}
+
+int32_t tv_http_open_count(struct tv_http *http, int64_t quiet_ms)
+{
+    int32_t count = 0;
+    int64_t now_us = tv_clock_us();
+    (void)pthread_mutex_lock(&http->lock);
+    for (const struct http_conn *conn = http->conns; conn != NULL; conn = conn->next) {
+        if (!conn->admin &&
+            (conn->phase != HTTP_IDLE || now_us - conn->active_us < quiet_ms * 1000)) {
+            count++;
+        }
+    }
+    (void)pthread_mutex_unlock(&http->lock);
+    return count;
+}
+
+static void quiesce(struct http_listener *listener)
+{
+    if (listener->daemon != NULL && listener->fd < 0) {
+        listener->fd = MHD_quiesce_daemon(listener->daemon);
+    }
+}
+
+void tv_http_close(struct tv_http *http)
+{
+    quiesce(&http->work);
+    quiesce(&http->admin);
+    atomic_store(&http->closed, 1);
+    while (atomic_load(&http->submitting) != 0) {
+        (void)sched_yield(); /* a submit takes microseconds */
+    }
+    (void)pthread_mutex_lock(&http->lock);
+    http->closing = 1;
+    (void)pthread_mutex_unlock(&http->lock);
+}
+
+/* Connections that still have an answer to write. */
+static int32_t unwritten(struct tv_http *http)
+{
+    int32_t count = 0;
+    (void)pthread_mutex_lock(&http->lock);
+    for (const struct http_conn *conn = http->conns; conn != NULL; conn = conn->next) {
+        count += conn->phase == HTTP_WAITING || conn->phase == HTTP_WRITING;
+    }
+    (void)pthread_mutex_unlock(&http->lock);
+    return count;
+}
+
+static void stop_listener(struct http_listener *listener)
+{
+    if (listener->daemon != NULL) {
+        MHD_stop_daemon(listener->daemon);
+    }
+    if (listener->fd >= 0) {
+        (void)close(listener->fd); /* a listening socket has nothing to lose */
+    }
+}
+
+void tv_http_destroy(struct tv_http *http)
+{
+    if (http == NULL) {
+        return;
+    }
+    const struct timespec pause = {.tv_nsec = 1000000L};
+    int64_t limit_us = tv_clock_us() + HTTP_STOP_WRITE_US;
+    while (unwritten(http) > 0 && tv_clock_us() < limit_us) {
+        (void)nanosleep(&pause, NULL); /* an interrupted pause is only a shorter one */
+    }
+    tv_http_watch_stop(http);
+    stop_listener(&http->work);
+    stop_listener(&http->admin);
+    (void)pthread_mutex_destroy(&http->lock);
+    free(http);
+}

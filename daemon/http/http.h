@@ -1,0 +1,34 @@
+/*
+ * http.h - the listeners: bytes on sockets in, decoded calls down to sched/, answers back.
+ *
+ * Two libmicrohttpd daemons: the work listener and a small admin listener whose probes survive
+ * floods of the first. Owns sockets, header checks, caps, deadlines, and the notice of clients that
+ * leave; knows nothing of sessions.
+ */
+#ifndef TV_HTTP_HTTP_H
+#define TV_HTTP_HTTP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "config/config.h"
+#include "sched/sched.h"
+
+struct tv_http;
+
+/* Bind and serve. config and sched outlive it until tv_http_close. -EADDRINUSE, -EADDRNOTAVAIL,
+ * -EACCES and the like with text: an address cannot be bound (exit 78); -ENOMEM, -EAGAIN. */
+int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
+                   struct tv_http **ret_http, char *error, size_t error_bytes);
+/* "http://127.0.0.1:8471"; admin: "" when that listener is off. */
+const char *tv_http_url(const struct tv_http *http, int admin);
+/* Connections of the work listener that are in a request, or were within the last quiet_ms. */
+int32_t tv_http_open_count(struct tv_http *http, int64_t quiet_ms);
+/* No new connections, and no call reaches sched/ any more (503 draining); on return sched may be
+ * destroyed, which completes every call that is still waiting. */
+void tv_http_close(struct tv_http *http);
+/* After tv_http_close and the end of sched: writes what is still to be written, for a bounded time,
+ * then stops everything. */
+void tv_http_destroy(struct tv_http *http);
+
+#endif
