@@ -1,0 +1,241 @@
+/*
+ * capture.c - copies of what a round's kernels were given and gave, and pins on its prefix pages.
+ *
+ * Owns a round's memory, counted against the queue's bound. Refuses to wait or to fail a round:
+ * what does not fit marks the round as not judged.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shadow/round.h"
+
+void tv_shadow_round_free(struct tv_shadow *shadow, struct tv_shadow_round *round)
+{
+    if (round == NULL) {
+        return;
+    }
+    if (round->cache_pinned != NULL) {
+        tv_cache_unpin(round->cache_pinned, round->pages, round->full_pages);
+    }
+    for (int32_t l = 0; round->layers != NULL && l < round->layer_count; l++) {
+        free(round->layers[l].block);
+    }
+    free(round->layers);
+    free(round->parents);
+    free(round->pages);
+    free(round->attached.tree.tokens);
+    free(round->attached.tree.parents);
+    free(round->attached.tree.depths);
+    free(round->attached.prefix);
+    free(round->attached.logits);
+    free(round->attached.accepted_nodes);
+    (void)atomic_fetch_sub_explicit(&shadow->bytes_held, round->bytes, memory_order_relaxed);
+    free(round);
+}
+
+void *tv_shadow_round_take(struct tv_shadow *shadow, struct tv_shadow_round *round, size_t bytes)
+{
+    size_t held =
+        atomic_fetch_add_explicit(&shadow->bytes_held, bytes, memory_order_relaxed) + bytes;
+    void *memory = held <= shadow->params.queue_bytes_max ? calloc(1, bytes > 0 ? bytes : 1) : NULL;
+    if (memory == NULL) {
+        (void)atomic_fetch_sub_explicit(&shadow->bytes_held, bytes, memory_order_relaxed);
+        round->failed = -ENOMEM;
+        return NULL;
+    }
+    round->bytes += bytes;
+    return memory;
+}
+
+static int copies_by_kernels(const struct tv_shadow *shadow)
+{
+    return shadow->params.device != NULL && !shadow->params.device->host_memory;
+}
+
+/* Device memory to host memory, in the caller's (the worker's) order. */
+static int fetch(const struct tv_shadow *shadow, void *host, const void *device, size_t bytes)
+{
+    struct tv_kernels *kernels = shadow->params.device;
+    if (copies_by_kernels(shadow)) {
+        return kernels->download(kernels, host, device, bytes);
+    }
+    memcpy(host, device, bytes);
+    return 0;
+}
+
+static int fetch_sync(const struct tv_shadow *shadow)
+{
+    struct tv_kernels *kernels = shadow->params.device;
+    return copies_by_kernels(shadow) ? kernels->sync(kernels) : 0;
+}
+
+/* What is the same for all layers, the mask, and the pins. */
+static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
+                      const struct tv_verify_attn *attn)
+{
+    round->nodes = attn->q_len;
+    round->heads = attn->heads;
+    round->latent_dim = attn->latent_dim;
+    round->rope_dim = attn->rope_dim;
+    round->page_size = attn->page_size;
+    round->softmax_scale = attn->softmax_scale;
+    round->dtype = attn->dtype;
+    round->out_dtype = attn->out_dtype;
+    size_t nodes = (size_t)round->nodes;
+    round->parents = tv_shadow_round_take(shadow, round, nodes * sizeof *round->parents);
+    int rc = fetch(shadow, &round->prefix_len, attn->prefix_len, sizeof round->prefix_len);
+    if (rc != 0 || round->parents == NULL) {
+        return rc != 0 ? rc : -ENOMEM;
+    }
+    rc = fetch(shadow, round->parents, attn->parents, nodes * sizeof *round->parents);
+    if (rc == 0) {
+        rc = fetch_sync(shadow);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    if (copies_by_kernels(shadow)) {
+        return 0; /* the shadow thread cannot read the device: every row is copied */
+    }
+    int32_t full = round->prefix_len / round->page_size;
+    round->pages = tv_shadow_round_take(shadow, round, (size_t)full * sizeof *round->pages);
+    if (round->pages == NULL) {
+        return -ENOMEM;
+    }
+    memcpy(round->pages, attn->page_table, (size_t)full * sizeof *round->pages);
+    round->full_pages = full;
+    round->tail_start = full * round->page_size;
+    tv_cache_pin(shadow->cache, round->pages, full);
+    round->cache_pinned = shadow->cache;
+    return 0;
+}
+
+static size_t kv_row_bytes(const struct tv_shadow_round *round)
+{
+    return (size_t)(round->latent_dim + round->rope_dim) * tv_dtype_size(round->dtype);
+}
+
+/* Rows tail_start .. prefix_len + nodes of the layer, page by page. */
+static int tail_fetch(struct tv_shadow *shadow, const struct tv_shadow_round *round,
+                      const struct tv_verify_attn *attn, const int32_t *page_table, char *ret_tail)
+{
+    size_t row_bytes = kv_row_bytes(round);
+    int32_t end = round->prefix_len + round->nodes;
+    int rc = 0;
+    for (int32_t row = round->tail_start; rc == 0 && row < end;) {
+        int32_t in_page = row % round->page_size;
+        int32_t count = round->page_size - in_page;
+        count = count < end - row ? count : end - row;
+        int64_t slot = (int64_t)page_table[row / round->page_size] * round->page_size + in_page;
+        rc = fetch(shadow, ret_tail + (size_t)(row - round->tail_start) * row_bytes,
+                   (const char *)attn->kv_pages + (size_t)slot * row_bytes,
+                   (size_t)count * row_bytes);
+        row += count;
+    }
+    return rc;
+}
+
+static int layer_fetch(struct tv_shadow *shadow, struct tv_shadow_round *round, int32_t layer,
+                       const struct tv_verify_attn *attn)
+{
+    struct tv_shadow_layer_copy *copy = &round->layers[layer];
+    size_t rows = (size_t)round->nodes * (size_t)round->heads;
+    size_t q_bytes = rows * kv_row_bytes(round);
+    size_t out_bytes = rows * (size_t)round->latent_dim * tv_dtype_size(round->out_dtype);
+    size_t lse_bytes = rows * sizeof(float);
+    size_t tail_bytes =
+        (size_t)(round->prefix_len + round->nodes - round->tail_start) * kv_row_bytes(round);
+    copy->block = tv_shadow_round_take(shadow, round, lse_bytes + q_bytes + out_bytes + tail_bytes);
+    if (copy->block == NULL) {
+        return -ENOMEM;
+    }
+    copy->lse = (float *)(void *)copy->block;
+    copy->q = copy->block + lse_bytes;
+    copy->out = copy->block + lse_bytes + q_bytes;
+    copy->kv_tail = copy->block + lse_bytes + q_bytes + out_bytes;
+
+    int32_t *owned = NULL;
+    const int32_t *page_table = attn->page_table;
+    int rc = 0;
+    if (copies_by_kernels(shadow)) {
+        size_t table_bytes = (size_t)attn->max_pages * sizeof *owned;
+        owned = malloc(table_bytes);
+        rc = owned == NULL ? -ENOMEM : fetch(shadow, owned, attn->page_table, table_bytes);
+        rc = rc != 0 ? rc : fetch_sync(shadow);
+        page_table = owned;
+    }
+    rc = rc != 0 ? rc : fetch(shadow, copy->q, attn->q, q_bytes);
+    rc = rc != 0 ? rc : fetch(shadow, copy->out, attn->out, out_bytes);
+    rc = rc != 0 ? rc : fetch(shadow, copy->lse, attn->lse, lse_bytes);
+    rc = rc != 0 ? rc : tail_fetch(shadow, round, attn, page_table, copy->kv_tail);
+    rc = rc != 0 ? rc : fetch_sync(shadow);
+    free(owned);
+    return rc;
+}
+
+void tv_shadow_capture(struct tv_shadow *shadow, struct tv_shadow_round *round, int32_t layer,
+                       const struct tv_verify_attn *attn)
+{
+    if (round->failed != 0 || layer < 0 || layer >= round->layer_count) {
+        return;
+    }
+    int rc = layer == 0 ? round_open(shadow, round, attn) : 0;
+    if (rc == 0 && layer != round->captured) {
+        rc = -EPROTO; /* layers come in order, each once */
+    }
+    if (rc == 0) {
+        rc = layer_fetch(shadow, round, layer, attn);
+    }
+    if (rc != 0) {
+        round->failed = rc;
+        return;
+    }
+    round->captured++;
+}
+
+int32_t tv_shadow_round_page_count(const struct tv_shadow_round *round)
+{
+    return (round->prefix_len + round->nodes + round->page_size - 1) / round->page_size;
+}
+
+size_t tv_shadow_round_kv_bytes(const struct tv_shadow_round *round)
+{
+    return (size_t)tv_shadow_round_page_count(round) * (size_t)round->page_size *
+           kv_row_bytes(round);
+}
+
+void tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void *kv)
+{
+    size_t row_bytes = kv_row_bytes(round);
+    size_t page_bytes = (size_t)round->page_size * row_bytes;
+    char *to = kv;
+    memset(to, 0xff, tv_shadow_round_kv_bytes(round)); /* NaN in f32 and bf16 alike */
+    if (round->full_pages > 0) {
+        const char *pool = tv_cache_layer(round->cache, layer);
+        for (int32_t p = 0; p < round->full_pages; p++) {
+            memcpy(to + (size_t)p * page_bytes, pool + (size_t)round->pages[p] * page_bytes,
+                   page_bytes);
+        }
+    }
+    memcpy(to + (size_t)round->tail_start * row_bytes, round->layers[layer].kv_tail,
+           (size_t)(round->prefix_len + round->nodes - round->tail_start) * row_bytes);
+}
+
+float tv_shadow_round_kv_at(const struct tv_shadow_round *round, int32_t layer, int32_t row,
+                            int32_t i)
+{
+    size_t width = (size_t)(round->latent_dim + round->rope_dim);
+    const void *rows = round->layers[layer].kv_tail;
+    size_t at = (size_t)(row - round->tail_start) * width;
+    if (row < round->tail_start) {
+        rows = tv_cache_layer(round->cache, layer);
+        at = ((size_t)round->pages[row / round->page_size] * (size_t)round->page_size +
+              (size_t)(row % round->page_size)) *
+             width;
+    }
+    at += (size_t)i;
+    return round->dtype == TV_F32 ? ((const float *)rows)[at]
+                                  : tv_bf16_to_f32(((const uint16_t *)rows)[at]);
+}

@@ -1,0 +1,203 @@
+/*
+ * path_math.c - the path oracle's arithmetic: products, norms and rotation in plain loops.
+ *
+ * Owns no state. Refuses to use any operation of kernels/: what judges the fast path must not share
+ * its code.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "shadow/path.h"
+
+#define LANES 16 /* partial sums of a product, added in a fixed order */
+
+static float widen_f16(uint16_t bits)
+{
+    double sign = (bits & 0x8000u) != 0 ? -1.0 : 1.0;
+    int exponent = (bits >> 10) & 31;
+    int fraction = bits & 1023;
+    if (exponent == 31) {
+        return fraction != 0 ? NAN : (float)(sign * INFINITY);
+    }
+    double value = exponent == 0 ? ldexp((double)fraction, -24)
+                                 : ldexp((double)(fraction + 1024), exponent - 25);
+    return (float)(sign * value);
+}
+
+static void widen(const void *data, enum tv_dtype dtype, size_t start, size_t count, float *ret)
+{
+    for (size_t i = 0; i < count; i++) {
+        switch (dtype) {
+        case TV_F32:
+            ret[i] = ((const float *)data)[start + i];
+            break;
+        case TV_BF16:
+            ret[i] = tv_bf16_to_f32(((const uint16_t *)data)[start + i]);
+            break;
+        case TV_F16:
+            ret[i] = widen_f16(((const uint16_t *)data)[start + i]);
+            break;
+        }
+    }
+}
+
+/* The tensor's bytes on the host: itself, or a copy in *ret_owned. */
+static int host_bytes(const struct tv_path_source *source, const struct tv_model_tensor *tensor,
+                      const void **ret_data, void **ret_owned)
+{
+    size_t bytes = (size_t)tensor->rows * (size_t)tensor->cols * tv_dtype_size(tensor->dtype);
+    *ret_owned = NULL;
+    if (source->device == NULL || source->device->host_memory) {
+        *ret_data = tensor->data;
+        return 0;
+    }
+    void *owned = malloc(bytes);
+    if (owned == NULL) {
+        return -ENOMEM;
+    }
+    int rc = source->device->download(source->device, owned, tensor->data, bytes);
+    if (rc == 0) {
+        rc = source->device->sync(source->device);
+    }
+    if (rc != 0) {
+        free(owned);
+        return rc;
+    }
+    *ret_data = owned;
+    *ret_owned = owned;
+    return 0;
+}
+
+int tv_path_tensor(const struct tv_path_source *source, const struct tv_model_tensor *tensor,
+                   float **ret_values)
+{
+    const void *data = NULL;
+    void *owned = NULL;
+    size_t count = (size_t)tensor->rows * (size_t)tensor->cols;
+    float *values = malloc(count * sizeof *values);
+    int rc = values == NULL ? -ENOMEM : host_bytes(source, tensor, &data, &owned);
+    if (rc != 0) {
+        free(values);
+        return rc;
+    }
+    widen(data, tensor->dtype, 0, count, values);
+    free(owned);
+    *ret_values = values;
+    return 0;
+}
+
+static float product(const float *x, const float *w, int32_t count)
+{
+    float lanes[LANES] = {0};
+    int32_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (int32_t j = 0; j < LANES; j++) {
+            lanes[j] += x[i + j] * w[i + j];
+        }
+    }
+    float sum = 0.0f;
+    for (; i < count; i++) {
+        sum += x[i] * w[i];
+    }
+    for (int32_t j = 0; j < LANES; j++) {
+        sum += lanes[j];
+    }
+    return sum;
+}
+
+int tv_path_linear(const struct tv_path_source *source, const struct tv_model_tensor *w,
+                   const float *x, int32_t rows, int accumulate, float *y)
+{
+    const void *data = NULL;
+    void *owned = NULL;
+    float *row = malloc((size_t)w->cols * sizeof *row);
+    int rc = row == NULL ? -ENOMEM : host_bytes(source, w, &data, &owned);
+    for (int32_t n = 0; rc == 0 && n < w->rows; n++) {
+        widen(data, w->dtype, (size_t)n * (size_t)w->cols, (size_t)w->cols, row);
+        for (int32_t r = 0; r < rows; r++) {
+            float *at = &y[(size_t)r * (size_t)w->rows + (size_t)n];
+            float value = product(x + (size_t)r * (size_t)w->cols, row, w->cols);
+            *at = accumulate ? *at + value : value;
+        }
+    }
+    free(owned);
+    free(row);
+    return rc;
+}
+
+void tv_path_rmsnorm(const float *x, int64_t x_stride, int32_t rows, int32_t dim,
+                     const float *weight, double eps, float *y, int64_t y_stride)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        const float *from = x + (int64_t)r * x_stride;
+        float *to = y + (int64_t)r * y_stride;
+        double squares = 0.0;
+        for (int32_t i = 0; i < dim; i++) {
+            squares += (double)from[i] * (double)from[i];
+        }
+        float factor = (float)(1.0 / sqrt(squares / (double)dim + eps));
+        for (int32_t i = 0; i < dim; i++) {
+            to[i] = weight[i] * (from[i] * factor);
+        }
+    }
+}
+
+/* The dimension whose wave turns `turns` times within the original context (YaRN). */
+static double yarn_dimension(const struct tv_model_config *config, double turns)
+{
+    double pi = acos(-1.0);
+    return (double)config->rope_dim * log((double)config->yarn_original_max / (turns * 2.0 * pi)) /
+           (2.0 * log(config->rope_theta));
+}
+
+/* Angle per position of pair i. */
+static double rope_frequency(const struct tv_model_config *config, int32_t i)
+{
+    double plain = pow(config->rope_theta, -2.0 * (double)i / (double)config->rope_dim);
+    if (!config->yarn) {
+        return plain;
+    }
+    double low = yarn_dimension(config, config->yarn_beta_fast);
+    double high = yarn_dimension(config, config->yarn_beta_slow);
+    if (config->yarn_truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0.0);
+    high = fmin(high, (double)config->rope_dim - 1.0);
+    double width = high > low ? high - low : 0.001;
+    double slow = fmin(fmax(((double)i - low) / width, 0.0), 1.0);
+    return plain / config->yarn_factor * slow + plain * (1.0 - slow);
+}
+
+int tv_path_rope_table(const struct tv_model_config *config, int32_t positions, float **ret_table)
+{
+    int32_t half = config->rope_dim / 2;
+    float *table = malloc((size_t)positions * (size_t)config->rope_dim * sizeof *table);
+    if (table == NULL) {
+        return -ENOMEM;
+    }
+    for (int32_t i = 0; i < half; i++) {
+        double frequency = rope_frequency(config, i);
+        for (int32_t p = 0; p < positions; p++) {
+            float *row = table + (size_t)p * (size_t)config->rope_dim;
+            row[i] = (float)(cos((double)p * frequency) * config->rope_attention_factor);
+            row[half + i] = (float)(sin((double)p * frequency) * config->rope_attention_factor);
+        }
+    }
+    *ret_table = table;
+    return 0;
+}
+
+void tv_path_rotate(float *x, int32_t rope_dim, const float *table, int32_t position)
+{
+    const float *row = table + (size_t)position * (size_t)rope_dim;
+    int32_t half = rope_dim / 2;
+    for (int32_t i = 0; i < half; i++) {
+        float even = x[2 * i];
+        float odd = x[2 * i + 1];
+        x[2 * i] = even * row[i] - odd * row[half + i];
+        x[2 * i + 1] = odd * row[i] + even * row[half + i];
+    }
+}

@@ -1,0 +1,168 @@
+/*
+ * round.h - private to shadow/: one captured round, the judges, and the reproducers' files.
+ */
+#ifndef TV_SHADOW_ROUND_H
+#define TV_SHADOW_ROUND_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shadow/path.h"
+#include "shadow/shadow.h"
+
+#define TV_SHADOW_FILES_MAX       32
+#define TV_SHADOW_FILES_BYTES_MAX (INT64_C(1) << 30)
+
+/* Bounds of the numerics contract; s of a layer scales those of scores. */
+#define TV_SHADOW_REL_L2_F32   2e-6
+#define TV_SHADOW_REL_L2_BF16  4e-3
+#define TV_SHADOW_LSE_ABS_F32  1e-5
+#define TV_SHADOW_LSE_ABS_BF16 1e-4
+#define TV_SHADOW_LOGIT_ABS    5e-4
+#define TV_SHADOW_LOGIT_STD    1.6
+
+/* What one layer's kernel was given and gave, in one block of host memory. */
+struct tv_shadow_layer_copy {
+    char *block;   /* owned; NULL until captured */
+    void *q;       /* [nodes, heads, latent + rope] of dtype */
+    void *out;     /* [nodes, heads, latent] of out_dtype */
+    float *lse;    /* [nodes, heads] */
+    void *kv_tail; /* rows tail_start .. prefix_len + nodes of dtype */
+};
+
+/* Where a round's own copies of the case are; tree.count 0: nothing was attached. */
+struct tv_shadow_attachment {
+    struct tv_tree tree;
+    struct tv_round_rule rule;
+    int32_t *prefix; /* [prefix_len], or NULL */
+    int32_t prefix_len;
+    float *logits; /* [accepted_count, vocab], or of all nodes when the path is wanted */
+    int32_t *accepted_nodes;
+    int32_t accepted_count, pending;
+    double noise;
+};
+
+struct tv_shadow_round {
+    struct tv_shadow *shadow; /* whose it is */
+    const struct tv_model_config *config;
+    const struct tv_cache *cache;
+    struct tv_cache *cache_pinned; /* NULL until pages are pinned */
+    int want_path;
+    int failed; /* 0, or why it cannot be judged */
+    int captured;
+
+    /* From the first layer; the same for all. */
+    int32_t nodes, heads, latent_dim, rope_dim, page_size, prefix_len;
+    float softmax_scale;
+    enum tv_dtype dtype, out_dtype;
+    int32_t *parents;    /* [nodes] */
+    int32_t *pages;      /* [full_pages]: prefix pages that no round writes; pinned */
+    int32_t full_pages;  /* 0 on a device whose memory is copied instead */
+    int32_t tail_start;  /* first row that was copied */
+    int32_t layer_count; /* of the model */
+    struct tv_shadow_layer_copy *layers;
+
+    struct tv_shadow_attachment attached;
+    size_t bytes; /* counted against the queue's bound */
+    tv_shadow_done *done;
+    void *done_context;
+    struct tv_shadow_round *next;
+};
+
+/* One file of a violation, newest last. */
+struct tv_shadow_file {
+    int32_t n;
+    int64_t at_unix_ms;
+    int64_t bytes;    /* 0: it could not be written */
+    const char *kind; /* "kernel" or "path"; static */
+};
+struct tv_shadow_files {
+    const char *dir; /* NULL: nothing is written */
+    int32_t next_n, count;
+    int64_t write_failures;
+    struct tv_shadow_file files[TV_SHADOW_FILES_MAX];
+};
+
+struct tv_shadow {
+    struct tv_shadow_params params;
+    char *state_dir;
+    const struct tv_model *model;
+    struct tv_cache *cache;
+    struct tv_kernels *ref; /* the thread's */
+    uint64_t rounds_seen;   /* worker thread: the sampling counter */
+    int running;            /* the thread exists */
+    pthread_t thread;
+    atomic_size_t bytes_held; /* of all rounds that exist; relaxed: a bound, not an order */
+
+    pthread_mutex_t path_lock; /* one path comparison at a time; guards path_ref */
+    struct tv_kernels *path_ref;
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    struct tv_shadow_round *first, *last;
+    int stopping;
+    int64_t exact, near_tie, violation, skipped;
+    struct tv_parity_kernel worst;
+    struct tv_shadow_files files;
+};
+
+enum tv_shadow_verdict {
+    TV_SHADOW_EXACT,
+    TV_SHADOW_NEAR_TIE,
+    TV_SHADOW_VIOLATION,
+    TV_SHADOW_SKIPPED
+};
+
+/* Adds one judged (or skipped) round to the totals. Any thread. */
+void tv_shadow_count(struct tv_shadow *shadow, enum tv_shadow_verdict verdict);
+
+/* capture.c */
+void tv_shadow_capture(struct tv_shadow *shadow, struct tv_shadow_round *round, int32_t layer,
+                       const struct tv_verify_attn *attn);
+void tv_shadow_round_free(struct tv_shadow *shadow, struct tv_shadow_round *round);
+/* `bytes` more for this round, zeroed; NULL and round->failed set when over the bound. */
+void *tv_shadow_round_take(struct tv_shadow *shadow, struct tv_shadow_round *round, size_t bytes);
+/* The round's KV rows of one layer as pages [page_count, page_size, row], unused rows NaN. kv must
+ * hold tv_shadow_round_kv_bytes. */
+size_t tv_shadow_round_kv_bytes(const struct tv_shadow_round *round);
+int32_t tv_shadow_round_page_count(const struct tv_shadow_round *round);
+void tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void *kv);
+/* Element i of KV row `row` (below prefix_len + nodes) of a layer. */
+float tv_shadow_round_kv_at(const struct tv_shadow_round *round, int32_t layer, int32_t row,
+                            int32_t i);
+
+/* kernel.c: the kernel oracle over all layers of a round, on the shadow thread. 0 and *ret_worst,
+ * *ret_within; a negative errno when it could not run. Violating layers leave a reproducer. */
+int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_round *round,
+                           struct tv_parity_kernel *ret_worst, int *ret_within);
+
+/* redraw.c: draw the walk again from logits with ref/ and a walk of its own. */
+struct tv_shadow_redraw {
+    int accepted_equal, pending_equal;
+    int near_tie; /* the row where they part was undecided within the noise */
+};
+/* row(context, node) gives a node's logits, or NULL where there are none. */
+typedef const float *tv_shadow_row(void *context, int32_t node);
+int tv_shadow_redraw(struct tv_kernels *ref, int32_t vocab,
+                     const struct tv_parity_case *parity_case, tv_shadow_row *row,
+                     void *row_context, struct tv_shadow_redraw *ret_redraw);
+
+/* files.c: reproducers under the state directory. add: any thread; kind is static text. */
+void tv_shadow_files_open(struct tv_shadow_files *files, const char *dir);
+struct tv_shadow_part {
+    const void *data;
+    size_t bytes;
+};
+void tv_shadow_files_add(struct tv_shadow *shadow, const char *kind,
+                         const struct tv_shadow_part *parts, int32_t part_count);
+int tv_shadow_files_read(struct tv_shadow *shadow, int32_t n, const char **ret_kind,
+                         char **ret_data, size_t *ret_bytes);
+
+/* reproducer.c: the two kinds. */
+void tv_shadow_reproduce_kernel(struct tv_shadow *shadow, const struct tv_shadow_round *round,
+                                int32_t layer, const void *kv, const float *out, const float *lse);
+void tv_shadow_reproduce_path(struct tv_shadow *shadow, const struct tv_parity_case *parity_case);
+
+#endif
