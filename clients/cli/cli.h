@@ -1,0 +1,87 @@
+/*
+ * cli.h - what the subcommands of `treeverify` share: options, exit codes, reading and printing.
+ *
+ * Results go to stdout, what went wrong to stderr. Text from a server or a model is made safe for a
+ * terminal before it is printed.
+ */
+#ifndef TV_CLI_CLI_H
+#define TV_CLI_CLI_H
+
+#include <getopt.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "clients/c/treeverify-client.h"
+
+/* The sysexits numbers, as far as they fit; listed by `treeverify --help`. */
+enum tv_cli_exit {
+    TV_CLI_OK = 0,
+    TV_CLI_NO = 1,           /* answered, and the answer is no: not ready, parity mismatch */
+    TV_CLI_USAGE = 64,       /* command line */
+    TV_CLI_NO_INPUT = 66,    /* a file cannot be read */
+    TV_CLI_UNAVAILABLE = 69, /* server not reached, connection lost, deadline */
+    TV_CLI_MEMORY = 71,
+    TV_CLI_OUTPUT = 74,  /* stdout cannot be written */
+    TV_CLI_BUSY = 75,    /* refused for now, retries used up */
+    TV_CLI_REFUSED = 76, /* refused, or an answer that breaks the contract */
+};
+
+struct tv_cli {
+    const char *url;
+    int json;
+};
+
+/* Commands: argv[0] is the command's name. Each returns an exit code. */
+int tv_cli_health(int argc, char **argv);
+int tv_cli_verify(int argc, char **argv);
+int tv_cli_generate(int argc, char **argv);
+int tv_cli_parity(int argc, char **argv);
+
+/* Options every command knows; their letters are above what a byte can be. */
+enum {
+    TV_CLI_OPT_URL = 256,
+    TV_CLI_OPT_JSON,
+    TV_CLI_OPT_KEY_FILE,
+    TV_CLI_OPT_HELP,
+    TV_CLI_OPT_OWN
+};
+#define TV_CLI_COMMON_OPTIONS                                                                      \
+    {"url", required_argument, NULL, TV_CLI_OPT_URL},                                              \
+        {"json", no_argument, NULL, TV_CLI_OPT_JSON},                                              \
+        {"key-file", required_argument, NULL, TV_CLI_OPT_KEY_FILE},                                \
+        {"help", no_argument, NULL, TV_CLI_OPT_HELP},                                              \
+    {                                                                                              \
+        NULL, 0, NULL, 0                                                                           \
+    }
+
+/* TREEVERIFY_URL or the default address. */
+void tv_cli_init(struct tv_cli *ret_cli);
+/* Take one option common to all commands. -1: go on; else the exit code to end with (help too). */
+int tv_cli_option(struct tv_cli *cli, int option, const char *help);
+/* "treeverify COMMAND: text" on stderr; returns TV_CLI_USAGE. */
+int tv_cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* A whole decimal number of lo to hi, or a real one. 0 or -EINVAL. */
+int tv_cli_parse_int(const char *text, int64_t lo, int64_t hi, int64_t *ret);
+int tv_cli_parse_real(const char *text, double lo, double hi, double *ret);
+
+/* TV_CLI_OK, or the exit code after saying why; *ret_client is the caller's. */
+int tv_cli_connect(const struct tv_cli *cli, struct tv_client **ret_client);
+/* Say what a client call's error means (cli->json: the problem as JSON on stdout); exit code. */
+int tv_cli_fail(const struct tv_cli *cli, int error, const struct tv_client_problem *problem);
+
+/* A whole file ("-" is stdin) of at most bytes_max. TV_CLI_OK, or the exit code after saying why.
+ * *ret_data is malloc'd and the caller's. */
+int tv_cli_read_file(const char *path, size_t bytes_max, char **ret_data, size_t *ret_bytes);
+
+/* One token of a byte-level model as text: its byte, <0xNN> or <id>. */
+void tv_cli_print_byte_token(FILE *out, int32_t token);
+/* JSON: a quoted string of byte tokens (U+FFFD for what is not ASCII), an array of integers. */
+void tv_cli_print_json_text(FILE *out, const int32_t *tokens, size_t count);
+void tv_cli_print_json_ints(FILE *out, const int32_t *items, size_t count);
+/* A JSON string of text. */
+void tv_cli_print_json_string(FILE *out, const char *text);
+/* Flush stdout; TV_CLI_OUTPUT when something was not written, else code. */
+int tv_cli_end(int code);
+
+#endif

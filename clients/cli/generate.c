@@ -1,0 +1,395 @@
+/*
+ * generate.c - `treeverify generate`: a text continued by rounds of draft trees.
+ *
+ * Owns the loop draft, verify, append, and what is shown of it. Token ids are bytes here: a model
+ * with a larger vocabulary needs a tokenizer, which this program does not have, and is refused.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "clients/cli/cli.h"
+#include "clients/cli/drafter.h"
+#include "proto/limits.h"
+
+#define PROMPT_BYTES_MAX ((size_t)1 << 20)
+#define STORE_BYTES_MAX  ((size_t)256 << 20)
+#define BYTE_VOCAB_MIN   256
+#define BYTE_VOCAB_MAX   512 /* bytes and some control tokens */
+#define NODES_DEFAULT    33
+
+static const char help[] =
+    "usage: treeverify generate [OPTIONS] PROMPT      (\"-\": the prompt is read from stdin)\n"
+    "\n"
+    "Continues PROMPT with a model whose token ids are bytes. An n-gram drafter guesses from the\n"
+    "text so far, and from a store, what comes next; the server verifies the guesses as a tree.\n"
+    "Accepted tokens are green and the model's own are bold on a terminal; elsewhere the model's\n"
+    "own stand in [brackets].\n"
+    "\n"
+    "  --store FILE      text that the drafter knows\n"
+    "  --nodes N         nodes of a tree, node 0 included (33; at most what the server takes)\n"
+    "  --max-tokens N    new tokens (200)\n"
+    "  --temperature T   0 is greedy, the default\n"
+    "  --seed N          for temperatures above 0; the same seed gives the same text\n"
+    "  --stop ID         end at this token (may be repeated)\n"
+    "  --no-drafts       the server decodes alone: same text, one token at a time\n"
+    "  --color WHEN      auto, always, never\n"
+    "  --url URL, --json, --help\n"
+    "\n"
+    "Acceptance length is new tokens per round, the model's own included.\n";
+
+struct plan {
+    struct tv_cli cli;
+    const char *store_path;
+    int64_t nodes_max, tokens_max;
+    double temperature;
+    const char *seed;
+    int32_t stop_ids[TV_STOP_IDS_MAX];
+    int32_t stop_count;
+    int no_drafts, color;
+};
+
+/* Everything of one run; tokens and own hold the new text. */
+struct run {
+    const struct plan *plan;
+    struct tv_client *client;
+    struct tv_client_problem problem;
+    struct tv_client_model model;
+    struct tv_client_session session;
+    struct tv_drafter *drafter; /* NULL without drafts */
+    int32_t *tokens;            /* [tokens_max] */
+    char *own;                  /* [tokens_max] 1: drawn by the model, 0: an accepted draft */
+    int32_t count;
+    int32_t rounds, round_tokens; /* verify rounds or decode calls, and what they gave */
+    int64_t drafts, server_us;
+    double seconds;
+    int open; /* the session exists */
+};
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void show(const struct run *run, int32_t token, int own)
+{
+    if (run->plan->cli.json) {
+        return;
+    }
+    if (run->plan->color) {
+        (void)fputs(own ? "\033[1m" : "\033[32m", stdout);
+    } else if (own) {
+        (void)fputc('[', stdout);
+    }
+    tv_cli_print_byte_token(stdout, token);
+    if (run->plan->color) {
+        (void)fputs("\033[0m", stdout);
+    } else if (own) {
+        (void)fputc(']', stdout);
+    }
+}
+
+/* Take the new tokens of a round; the last is the model's own (after a decode all are). */
+static int take(struct run *run, const int32_t *tokens, int32_t count, int all_own)
+{
+    for (int32_t i = 0; i < count && run->count < run->plan->tokens_max; i++) {
+        int own = all_own || i == count - 1;
+        run->tokens[run->count] = tokens[i];
+        run->own[run->count] = (char)own;
+        run->count++;
+        show(run, tokens[i], own);
+    }
+    if (!run->plan->cli.json) {
+        (void)fflush(stdout); /* text appears as it comes; checked at the end */
+    }
+    return run->drafter != NULL ? tv_drafter_append(run->drafter, tokens, (size_t)count) : 0;
+}
+
+/* Depth that neither the context limit, the server nor the tokens still wanted would cut. */
+static int32_t depth_limit(const struct run *run)
+{
+    int64_t depth = TV_DRAFTER_DEPTH_MAX;
+    int64_t room[] = {run->session.max_depth,
+                      (int64_t)run->model.max_len - 1 - run->session.committed_len,
+                      run->plan->tokens_max - run->count - 1};
+    for (size_t i = 0; i < sizeof(room) / sizeof(room[0]); i++) {
+        if (room[i] < depth) {
+            depth = room[i];
+        }
+    }
+    return depth < 0 ? 0 : (int32_t)depth;
+}
+
+static int one_round(struct run *run)
+{
+    struct tv_client_round round = {0};
+    struct tv_draft draft;
+    int error;
+    if (run->drafter == NULL) {
+        int64_t left = run->plan->tokens_max - run->count;
+        error = tv_client_decode(run->client, &run->session, left > 32 ? 32 : (int32_t)left, &round,
+                                 &run->problem);
+    } else {
+        int32_t nodes = run->plan->nodes_max < run->session.max_nodes
+                            ? (int32_t)run->plan->nodes_max
+                            : run->session.max_nodes;
+        error = tv_drafter_draft(run->drafter, nodes, depth_limit(run), &draft);
+        if (error != 0) {
+            return error;
+        }
+        run->drafts += draft.count - 1;
+        error = tv_client_verify(run->client, &run->session, draft.tokens, draft.parents,
+                                 draft.count, &round, &run->problem);
+    }
+    if (error != 0) {
+        return error;
+    }
+    /* decoding alone takes one round of the model for each token */
+    run->rounds += run->drafter == NULL ? round.token_count : 1;
+    run->round_tokens += round.token_count;
+    run->server_us += round.server_us;
+    error = take(run, round.tokens, round.token_count, run->drafter == NULL);
+    tv_client_round_finish(&round);
+    return error;
+}
+
+static int open_session(struct run *run, const int32_t *prompt, int32_t prompt_count)
+{
+    const struct plan *plan = run->plan;
+    struct tv_client_sampling sampling = {
+        .rule = plan->temperature > 0.0 ? "target_walk" : "greedy",
+        .temperature = plan->temperature,
+        .top_p = 1.0,
+        .seed = plan->seed,
+    };
+    int error = tv_client_model(run->client, &run->model, &run->problem);
+    if (error != 0) {
+        return error;
+    }
+    if (run->model.vocab < BYTE_VOCAB_MIN || run->model.vocab > BYTE_VOCAB_MAX) {
+        (void)snprintf(run->problem.detail, sizeof(run->problem.detail),
+                       "%s has a vocabulary of %d: its tokens are not bytes, and this program has "
+                       "no tokenizer",
+                       run->model.name, (int)run->model.vocab);
+        return -EINVAL;
+    }
+    error = tv_client_session_create(run->client, prompt, prompt_count, &sampling, plan->stop_ids,
+                                     plan->stop_count, &run->session, &run->problem);
+    run->open = error == 0;
+    return error;
+}
+
+static int generate(struct run *run, const int32_t *prompt, int32_t prompt_count)
+{
+    int error = open_session(run, prompt, prompt_count);
+    if (error == 0 && run->drafter != NULL) {
+        error = tv_drafter_append(run->drafter, prompt, (size_t)prompt_count);
+    }
+    if (error != 0) {
+        return error;
+    }
+    for (int32_t i = 0; i < prompt_count && !run->plan->cli.json; i++) {
+        tv_cli_print_byte_token(stdout, prompt[i]);
+    }
+    double start = now_s();
+    error = take(run, &run->session.pending, 1, 1); /* the prompt's pass gave the first token */
+    while (error == 0 && run->count < run->plan->tokens_max && run->session.finish[0] == '\0') {
+        error = one_round(run);
+    }
+    run->seconds = now_s() - start;
+    return error;
+}
+
+static void report(const struct run *run)
+{
+    double mean = run->rounds > 0 ? (double)run->round_tokens / run->rounds : 0.0;
+    double rate = run->seconds > 0.0 ? run->round_tokens / run->seconds : 0.0;
+    const char *finish = run->session.finish[0] != '\0' ? run->session.finish : "max-tokens";
+    if (!run->plan->cli.json) {
+        (void)printf("\n\n%d new tokens in %d rounds: acceptance length %.2f, %.1f drafts a round, "
+                     "%.0f tokens/s (%s)\n",
+                     (int)run->count, (int)run->rounds, mean,
+                     run->rounds > 0 ? (double)run->drafts / run->rounds : 0.0, rate, finish);
+        return;
+    }
+    (void)fputs("{\"text\":", stdout);
+    tv_cli_print_json_text(stdout, run->tokens, (size_t)run->count);
+    (void)fputs(",\"tokens\":", stdout);
+    tv_cli_print_json_ints(stdout, run->tokens, (size_t)run->count);
+    (void)fputs(",\"own\":[", stdout);
+    for (int32_t i = 0; i < run->count; i++) {
+        (void)printf(i == 0 ? "%d" : ",%d", run->own[i]);
+    }
+    (void)printf("],\"rounds\":%d,\"drafts\":%lld,\"accept_len_mean\":%.4f,\"tokens_per_s\":%.1f,"
+                 "\"seconds\":%.4f,\"server_us\":%lld,\"finish\":\"%s\",\"digest\":\"%s\"}\n",
+                 (int)run->rounds, (long long)run->drafts, mean, rate, run->seconds,
+                 (long long)run->server_us, finish, run->session.digest);
+}
+
+static int to_tokens(const char *text, size_t bytes, int32_t **ret_tokens)
+{
+    int32_t *tokens = malloc((bytes + 1) * sizeof(*tokens));
+    if (tokens == NULL) {
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        tokens[i] = (unsigned char)text[i];
+    }
+    *ret_tokens = tokens;
+    return 0;
+}
+
+static int make_drafter(const struct plan *plan, struct tv_drafter **ret_drafter)
+{
+    char *text = NULL;
+    int32_t *store = NULL;
+    size_t bytes = 0;
+    int code = TV_CLI_OK;
+    if (plan->store_path != NULL) {
+        code = tv_cli_read_file(plan->store_path, STORE_BYTES_MAX, &text, &bytes);
+    }
+    if (code == TV_CLI_OK && (to_tokens(text, bytes, &store) != 0 ||
+                              tv_drafter_create(store, bytes, ret_drafter) != 0)) {
+        (void)fputs("treeverify: out of memory\n", stderr);
+        code = TV_CLI_MEMORY;
+    }
+    free(store);
+    free(text);
+    return code;
+}
+
+static int run_plan(const struct plan *plan, const char *text, size_t bytes)
+{
+    struct run run = {.plan = plan};
+    int32_t *prompt = NULL;
+    int code = tv_cli_connect(&plan->cli, &run.client);
+    if (code == TV_CLI_OK && !plan->no_drafts) {
+        code = make_drafter(plan, &run.drafter);
+    }
+    if (code != TV_CLI_OK) {
+        goto out;
+    }
+    run.problem =
+        (struct tv_client_problem){.node = -1, .committed = -1, .detail = "out of memory"};
+    run.tokens = malloc((size_t)plan->tokens_max * sizeof(*run.tokens));
+    run.own = malloc((size_t)plan->tokens_max);
+    int error = run.tokens == NULL || run.own == NULL ? -ENOMEM : to_tokens(text, bytes, &prompt);
+    if (error == 0) {
+        error = generate(&run, prompt, (int32_t)bytes);
+    }
+    if (error != 0) {
+        if (run.count > 0 && !plan->cli.json) {
+            (void)fputc('\n', stdout);
+        }
+        code = tv_cli_fail(&plan->cli, error, &run.problem);
+    } else {
+        report(&run);
+    }
+    if (run.open) { /* best effort: the lease ends an unreachable session */
+        (void)tv_client_session_delete(run.client, &run.session, &run.problem);
+    }
+out:
+    free(prompt);
+    free(run.tokens);
+    free(run.own);
+    tv_drafter_destroy(run.drafter);
+    tv_client_destroy(run.client);
+    return code;
+}
+
+enum { STORE = TV_CLI_OPT_OWN, NODES, MAX_TOKENS, TEMPERATURE, SEED, STOP, NO_DRAFTS, COLOR };
+
+/* -1: taken; -2: not one of ours; else the exit code. */
+static int own_option(struct plan *plan, int option)
+{
+    int64_t number;
+    switch (option) {
+    case STORE:
+        plan->store_path = optarg;
+        return -1;
+    case NODES:
+        return tv_cli_parse_int(optarg, 1, TV_ENGINE_NODES_MAX, &plan->nodes_max) == 0
+                   ? -1
+                   : tv_cli_usage("--nodes takes 1 to %d", TV_ENGINE_NODES_MAX);
+    case MAX_TOKENS:
+        return tv_cli_parse_int(optarg, 1, 1 << 20, &plan->tokens_max) == 0
+                   ? -1
+                   : tv_cli_usage("--max-tokens takes 1 to %d", 1 << 20);
+    case TEMPERATURE:
+        return tv_cli_parse_real(optarg, 0.0, 100.0, &plan->temperature) == 0
+                   ? -1
+                   : tv_cli_usage("--temperature takes 0 to 100");
+    case SEED:
+        plan->seed = optarg;
+        return optarg[0] != '\0' && strlen(optarg) <= TV_SEED_DIGITS_MAX &&
+                       strspn(optarg, "0123456789") == strlen(optarg)
+                   ? -1
+                   : tv_cli_usage("--seed takes a decimal number of up to 64 bits");
+    case STOP:
+        if (plan->stop_count == TV_STOP_IDS_MAX ||
+            tv_cli_parse_int(optarg, 0, INT32_MAX, &number) != 0) {
+            return tv_cli_usage("--stop takes a token id, at most %d times", TV_STOP_IDS_MAX);
+        }
+        plan->stop_ids[plan->stop_count++] = (int32_t)number;
+        return -1;
+    case NO_DRAFTS:
+        plan->no_drafts = 1;
+        return -1;
+    case COLOR:
+        plan->color =
+            strcmp(optarg, "always") == 0 || (strcmp(optarg, "auto") == 0 && isatty(STDOUT_FILENO));
+        return plan->color || strcmp(optarg, "auto") == 0 || strcmp(optarg, "never") == 0
+                   ? -1
+                   : tv_cli_usage("--color takes auto, always or never");
+    default:
+        return -2;
+    }
+}
+
+int tv_cli_generate(int argc, char **argv)
+{
+    static const struct option options[] = {{"store", required_argument, NULL, STORE},
+                                            {"nodes", required_argument, NULL, NODES},
+                                            {"max-tokens", required_argument, NULL, MAX_TOKENS},
+                                            {"temperature", required_argument, NULL, TEMPERATURE},
+                                            {"seed", required_argument, NULL, SEED},
+                                            {"stop", required_argument, NULL, STOP},
+                                            {"no-drafts", no_argument, NULL, NO_DRAFTS},
+                                            {"color", required_argument, NULL, COLOR},
+                                            TV_CLI_COMMON_OPTIONS};
+    struct plan plan = {.nodes_max = NODES_DEFAULT, .tokens_max = 200};
+    int option;
+    tv_cli_init(&plan.cli);
+    plan.color = isatty(STDOUT_FILENO);
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        int code = own_option(&plan, option);
+        if (code == -2) {
+            code = tv_cli_option(&plan.cli, option, help);
+        }
+        if (code >= 0) {
+            return code;
+        }
+    }
+    if (argc - optind != 1) {
+        return tv_cli_usage("generate takes one PROMPT (quote it), or - for stdin");
+    }
+    if (strcmp(argv[optind], "-") != 0) {
+        size_t bytes = strlen(argv[optind]);
+        if (bytes == 0 || bytes > PROMPT_BYTES_MAX) {
+            return tv_cli_usage("a prompt has 1 to %zu bytes", PROMPT_BYTES_MAX);
+        }
+        return run_plan(&plan, argv[optind], bytes);
+    }
+    char *text = NULL;
+    size_t bytes = 0;
+    int code = tv_cli_read_file("-", PROMPT_BYTES_MAX, &text, &bytes);
+    if (code == TV_CLI_OK) {
+        code = bytes > 0 ? run_plan(&plan, text, bytes) : tv_cli_usage("the prompt is empty");
+    }
+    free(text);
+    return code;
+}

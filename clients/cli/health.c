@@ -1,0 +1,100 @@
+/*
+ * health.c - `treeverify health`: alive, ready, and which model.
+ */
+#include <string.h>
+
+#include "clients/cli/cli.h"
+#include "proto/json_read.h"
+
+static const char help[] =
+    "usage: treeverify health [--deep] [--url URL] [--json]\n"
+    "\n"
+    "Asks /healthz and /readyz, and prints the checks and the model. Exit code 0 only when ready.\n"
+    "  --deep   the server repeats its self-test verify and compares the logits bit for bit\n";
+
+static void print_checks(const struct tv_json_value *root)
+{
+    const struct tv_json_value *check = tv_json_first(tv_json_member(root, "checks"));
+    for (; check != NULL; check = tv_json_next(check)) {
+        const char *name = tv_json_string(tv_json_member(check, "name"), NULL);
+        const char *detail = tv_json_string(tv_json_member(check, "detail"), NULL);
+        const struct tv_json_value *ok = tv_json_member(check, "ok");
+        if (name == NULL || ok == NULL) {
+            continue;
+        }
+        (void)printf("  %-4s %s", tv_json_type(ok) == TV_JSON_TRUE ? "ok" : "no", name);
+        (void)printf(detail != NULL && detail[0] != '\0' ? ": %s\n" : "\n", detail);
+    }
+}
+
+static int run(const struct tv_cli *cli, struct tv_client *client, int deep)
+{
+    struct tv_client_answer alive = {0};
+    struct tv_client_answer ready = {0};
+    struct tv_client_problem problem;
+    struct tv_client_model model = {0};
+    int code;
+    int error = tv_client_health(client, &alive, &problem);
+    if (error == 0) {
+        error = tv_client_ready(client, deep, &ready, &problem);
+    }
+    if (error != 0) {
+        code = tv_cli_fail(cli, error, &problem);
+        goto out;
+    }
+    const struct tv_json_value *root = ready.doc != NULL ? tv_json_root(ready.doc) : NULL;
+    const struct tv_json_value *flag = tv_json_member(root, "ready");
+    int is_ready = ready.http_status == 200 && flag != NULL && tv_json_type(flag) == TV_JSON_TRUE;
+    code = is_ready ? TV_CLI_OK : TV_CLI_NO;
+    if (cli->json) {
+        (void)printf("%s\n", ready.text != NULL ? ready.text : "null");
+        goto out;
+    }
+    (void)printf("%s: alive, %s\n", cli->url, is_ready ? "ready" : "not ready");
+    print_checks(root);
+    if (is_ready) {
+        error = tv_client_model(client, &model, &problem);
+        if (error != 0) {
+            code = tv_cli_fail(cli, error, &problem);
+            goto out;
+        }
+        (void)printf("model %s (%s) on %s, vocabulary %d, context %d, trees of up to %d nodes\n",
+                     model.name, model.architecture, model.backend, (int)model.vocab,
+                     (int)model.max_len, (int)model.max_nodes);
+    }
+out:
+    tv_client_answer_finish(&alive);
+    tv_client_answer_finish(&ready);
+    return code;
+}
+
+int tv_cli_health(int argc, char **argv)
+{
+    enum { DEEP = TV_CLI_OPT_OWN };
+    static const struct option options[] = {{"deep", no_argument, NULL, DEEP},
+                                            TV_CLI_COMMON_OPTIONS};
+    struct tv_cli cli;
+    int deep = 0;
+    int option;
+    tv_cli_init(&cli);
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option == DEEP) {
+            deep = 1;
+            continue;
+        }
+        int code = tv_cli_option(&cli, option, help);
+        if (code >= 0) {
+            return code;
+        }
+    }
+    if (optind != argc) {
+        return tv_cli_usage("health takes no argument");
+    }
+    struct tv_client *client = NULL;
+    int code = tv_cli_connect(&cli, &client);
+    if (code == TV_CLI_OK) {
+        code = run(&cli, client, deep);
+    }
+    tv_client_destroy(client);
+    return code;
+}

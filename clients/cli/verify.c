@@ -1,0 +1,109 @@
+/*
+ * verify.c - `treeverify verify`: one tree, one answer, no session.
+ */
+#include <stdlib.h>
+
+#include "clients/cli/cli.h"
+#include "proto/json_read.h"
+#include "proto/limits.h"
+
+static const char help[] =
+    "usage: treeverify verify FILE [--bytes] [--url URL] [--json]\n"
+    "\n"
+    "Posts FILE (\"-\" is stdin) to /v1/verify. FILE is the JSON body: \"tokens\" (the prefix),\n"
+    "\"tree\" {\"tokens\", \"parents\"}, and optionally \"sampling\" and \"want\".\n"
+    "  --bytes   also print the new tokens as text (models whose token ids are bytes)\n"
+    "  --json    print the server's answer as it came\n";
+
+static int read_ints(const struct tv_json *doc, const struct tv_json_value *value,
+                     int32_t **ret_items, int32_t *ret_count)
+{
+    size_t where;
+    return value == NULL ? -1 : tv_json_int32_array(doc, value, ret_items, ret_count, &where);
+}
+
+static int print_answer(const struct tv_client_answer *answer, int bytes)
+{
+    const struct tv_json *doc = answer->doc;
+    const struct tv_json_value *root = doc != NULL ? tv_json_root(doc) : NULL;
+    const struct tv_json_value *accepted = tv_json_member(root, "accepted");
+    const char *rule = tv_json_string(tv_json_member(root, "rule"), NULL);
+    int32_t *nodes = NULL;
+    int32_t *tokens = NULL;
+    int32_t node_count = 0;
+    int32_t token_count = 0;
+    int code = TV_CLI_REFUSED;
+    if (read_ints(doc, tv_json_member(accepted, "nodes"), &nodes, &node_count) != 0 ||
+        read_ints(doc, tv_json_member(root, "new_tokens"), &tokens, &token_count) != 0 ||
+        token_count < 1) {
+        (void)fputs("treeverify: the server's answer does not follow the contract\n", stderr);
+        goto out;
+    }
+    (void)fputs("accepted nodes  ", stdout);
+    tv_cli_print_json_ints(stdout, nodes, (size_t)node_count);
+    (void)fputs("\nnew tokens      ", stdout);
+    tv_cli_print_json_ints(stdout, tokens, (size_t)token_count);
+    (void)fputs(" (the last one is the model's own)\n", stdout);
+    if (bytes) {
+        (void)fputs("as text         ", stdout);
+        for (int32_t i = 0; i < token_count; i++) {
+            tv_cli_print_byte_token(stdout, tokens[i]);
+        }
+        (void)fputc('\n', stdout);
+    }
+    (void)printf("rule            %s\n", rule != NULL ? rule : "unknown");
+    code = TV_CLI_OK;
+out:
+    free(nodes);
+    free(tokens);
+    return code;
+}
+
+int tv_cli_verify(int argc, char **argv)
+{
+    enum { BYTES = TV_CLI_OPT_OWN };
+    static const struct option options[] = {{"bytes", no_argument, NULL, BYTES},
+                                            TV_CLI_COMMON_OPTIONS};
+    struct tv_cli cli;
+    int bytes = 0;
+    int option;
+    tv_cli_init(&cli);
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option == BYTES) {
+            bytes = 1;
+            continue;
+        }
+        int code = tv_cli_option(&cli, option, help);
+        if (code >= 0) {
+            return code;
+        }
+    }
+    if (argc - optind != 1) {
+        return tv_cli_usage("verify takes one FILE");
+    }
+    char *body = NULL;
+    size_t body_bytes = 0;
+    struct tv_client *client = NULL;
+    struct tv_client_answer answer = {0};
+    struct tv_client_problem problem;
+    int code = tv_cli_read_file(argv[optind], TV_BODY_BYTES_LARGE_DEFAULT, &body, &body_bytes);
+    if (code == TV_CLI_OK) {
+        code = tv_cli_connect(&cli, &client);
+    }
+    if (code != TV_CLI_OK) {
+        goto out;
+    }
+    int error = tv_client_oneshot(client, body, body_bytes, &answer, &problem);
+    if (error != 0) {
+        code = tv_cli_fail(&cli, error, &problem);
+    } else if (cli.json) {
+        (void)printf("%s\n", answer.text);
+    } else {
+        code = print_answer(&answer, bytes);
+    }
+out:
+    free(body);
+    tv_client_answer_finish(&answer);
+    tv_client_destroy(client);
+    return code;
+}
