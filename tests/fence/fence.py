@@ -1,0 +1,301 @@
+"""House rules that a machine can check. One check a run: fence.py CHECK SOURCE_ROOT [BUILD_ROOT [CC ...]]
+
+The rules are CONTRIBUTING.md's; a new edge between modules is added there and here in one commit.
+Exit 0: kept; 1: every violation is listed; 77: a tool is missing (skip). Reads files, changes none.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+C_ENDS = (".c", ".h", ".cu", ".cuh")
+TEXT_ENDS = C_ENDS + (".py", ".sh", ".md", ".build", ".txt", ".yaml", ".yml", ".json", ".conf")
+SKIP = 77
+
+# --- what may include what -------------------------------------------------------------------
+
+EVERY_DAEMON_MODULE_MAY = {"daemon/base", "daemon/config", "daemon/stats"}
+EDGES = {
+    "proto": set(),
+    "kernels": set(),
+    "daemon/base": set(),
+    "daemon/config": {"proto/limits.h", "kernels/types.h"},
+    "daemon/stats": set(),
+    "daemon/cache": {"kernels"},
+    "daemon/model": {"daemon/cache", "kernels", "proto/json_read.h"},
+    "daemon/verify": {"daemon/model", "proto", "kernels"},
+    "daemon/shadow": {"daemon/verify", "daemon/cache", "daemon/model", "kernels", "proto/response.h",
+                      "proto/tree.h"},
+    "daemon/session": {"proto"},
+    "daemon/sched": {"daemon/verify", "daemon/session", "daemon/shadow", "proto"},
+    "daemon/http": {"daemon/sched", "proto"},
+    "clients/c": {"proto"},
+    "clients/cli": {"clients/c", "proto"},
+}
+# daemon/main.c starts and stops every module
+EDGES["daemon"] = {name for name in EDGES if name.startswith("daemon/")} | {"proto", "kernels"}
+KERNEL_HEADERS = {"kernels/kernels.h", "kernels/types.h"}
+
+# library header -> who may include it
+OWNERS = {
+    "microhttpd.h": ("daemon/http/",),
+    "cjson/": ("proto/json_read.c",),
+    "nettle/sha": ("daemon/base/", "proto/"),
+    "nettle/base64.h": ("proto/",),
+    "ini.h": ("daemon/config/",),
+    "systemd/": ("daemon/main.c", "daemon/base/log.c"),
+    "curl/": ("clients/c/",),
+    "cmocka.h": ("tests/",),
+    "cuda": ("kernels/cuda/", "tests/gpu/"),
+    "cublas": ("kernels/cuda/",),
+}
+
+# --- calls ------------------------------------------------------------------------------------
+
+BANNED = "strcpy strcat sprintf vsprintf gets atoi atol atoll atof system popen alloca tmpnam mktemp".split()
+BANNED_IN_TESTS = "gets system popen alloca tmpnam mktemp".split()
+ENDS_PROCESS = "exit _exit quick_exit abort".split()
+PRINTS = "printf fprintf vfprintf puts fputs perror syslog".split()
+
+LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+# path -> why it may be longer (generated or data tables only)
+LONG_FILES = {}
+# Headers that are templates: included with macros set by the file that includes them.
+NOT_ALONE = {"kernels/cpu/micro_body.h"}
+
+
+def files(root, ends, under=("",)):
+    """Paths relative to root, '/'-separated, of the tree without build folders and hidden ones."""
+    found = []
+    for folder, names, leaves in os.walk(root):
+        at = os.path.relpath(folder, root)
+        names[:] = sorted(
+            n for n in names
+            if not n.startswith(".") and n != "__pycache__" and not (at == "." and n.startswith("build"))
+        )
+        for leaf in sorted(leaves):
+            path = os.path.normpath(os.path.join(at, leaf)).replace(os.sep, "/")
+            if leaf.endswith(ends) and path.startswith(under):
+                found.append(path)
+    return found
+
+
+def read(root, path):
+    with open(os.path.join(root, path), encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def code_of(text):
+    """Comments and literals blanked, line breaks kept."""
+    pattern = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)), text)
+
+
+def includes(text):
+    without = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m.group(0)), text, flags=re.S)
+    for number, line in enumerate(without.split("\n"), 1):
+        match = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
+        if match:
+            yield number, match.group(1), match.group(2)
+
+
+def module_of(path):
+    parts = path.split("/")
+    if parts[0] in ("daemon", "clients") and len(parts) > 2:
+        return "/".join(parts[:2])
+    return parts[0]
+
+
+def resolve(root, path, name):
+    """The file of ours that an include names, or None."""
+    own = os.path.dirname(path)
+    for base in (own, "", "daemon"):
+        candidate = os.path.normpath(os.path.join(base, name)).replace(os.sep, "/")
+        if os.path.isfile(os.path.join(root, candidate)):
+            return candidate
+    return None
+
+
+def edge_error(module, target):
+    """Why a file of `module` may not include `target` of another module; None when it may."""
+    other = module_of(target)
+    if other == module:
+        return None
+    if other == "tests":
+        return "nothing includes tests/"
+    if module == "tests":
+        return None
+    allowed = EDGES.get(module, set())
+    if module.startswith("daemon"):
+        allowed = allowed | EVERY_DAEMON_MODULE_MAY
+    if other not in allowed and target not in allowed:
+        return f"no edge {module} -> {other}"
+    if other == "kernels" and target not in KERNEL_HEADERS:
+        return "kernels/ is seen through kernels.h and types.h only"
+    if other.startswith("daemon/") and other != "daemon/base":
+        name = other.split("/")[1]
+        if target != f"{other}/{name}.h":
+            return f"{other} is seen through {name}.h only"
+    if other == "clients/c" and target != "clients/c/treeverify-client.h":
+        return "clients/c is seen through treeverify-client.h only"
+    return None
+
+
+def layering(root):
+    errors = []
+    edges = 0
+    for path in files(root, C_ENDS):
+        module = module_of(path)
+        if module != "tests" and module not in EDGES:
+            errors.append(f"{path}: module {module} has no rule")
+            continue
+        for number, kind, name in includes(read(root, path)):
+            target = resolve(root, path, name) if kind == '"' else None
+            if target is not None:
+                edges += 1
+                why = edge_error(module, target)
+                if why:
+                    errors.append(f"{path}:{number}: {name}: {why}")
+            elif kind == '"' and module != "tests":
+                errors.append(f"{path}:{number}: {name}: no such file of ours")
+            for header, owners in OWNERS.items():
+                if kind == "<" and name.startswith(header) and not path.startswith(owners + ("tests/",)):
+                    errors.append(f"{path}:{number}: <{name}> belongs to {' and '.join(owners)}")
+    if edges < 50:
+        errors.append(f"only {edges} include lines found: the check looks at the wrong tree")
+    for path in files(root, C_ENDS, ("deploy/",)):
+        errors.append(f"{path}: deploy/ has no C code")
+    return errors
+
+
+def headers(root, build, compiler):
+    errors = []
+    done = 0
+    for path in files(root, (".h",), ("proto/", "kernels/", "daemon/", "clients/", "tests/")):
+        text = read(root, path)
+        if path in NOT_ALONE or re.search(r"#\s*include\s*<cuda", text):
+            continue
+        command = [*compiler, "-std=c17", "-D_GNU_SOURCE", "-Wall", "-Werror", "-fsyntax-only", "-x", "c"]
+        command += ["-I", root, "-I", os.path.join(root, "daemon"), "-I", os.path.join(root, "tests", "support")]
+        command += ["-I", build, "-"]
+        source = f'#include "{os.path.join(root, path)}"\nint tv_fence_unit;\n'
+        run = subprocess.run(command, input=source, capture_output=True, text=True)
+        done += 1
+        if run.returncode != 0:
+            errors.append(f"{path} does not compile alone:\n{run.stderr.strip()}")
+        if not re.search(r"^#ifndef ", text, re.M):
+            errors.append(f"{path}: no include guard")
+    if done < 10:
+        errors.append(f"only {done} headers found")
+    return errors
+
+
+def banned(root):
+    errors = []
+    for path in files(root, C_ENDS):
+        words = list(BANNED_IN_TESTS if path.startswith("tests/") else BANNED)
+        if path.startswith(("proto/", "kernels/", "daemon/", "clients/c/")) and path != "daemon/main.c":
+            words += ENDS_PROCESS
+        if path.startswith(("proto/", "kernels/")) and not path.startswith("kernels/lab/"):
+            words += PRINTS
+        call = re.compile(r"(?<![\w.>])(" + "|".join(words) + r")\s*\(")
+        for number, line in enumerate(code_of(read(root, path)).split("\n"), 1):
+            match = call.search(line)
+            if match:
+                errors.append(f"{path}:{number}: {match.group(1)}() is not used here")
+            if re.search(r"\t", line):
+                errors.append(f"{path}:{number}: tab")
+            if re.match(r"\s*typedef\s+(struct|enum|union)\b", line):
+                errors.append(f"{path}:{number}: typedef of a struct, enum or union")
+    return errors
+
+
+def symbols(root, build):
+    errors = []
+    libraries = files(build, (".a",), ("proto/", "kernels/", "daemon/", "clients/"))
+    if len(libraries) < 4:
+        return [f"only {len(libraries)} static libraries in the build folder"]
+    ignored = re.compile(r"^(__asan|__odr_asan|__ubsan|__tsan|__sanitizer|__llvm|\.|DW\.ref|__x86)")
+    for library in libraries:
+        run = subprocess.run(
+            ["nm", "--defined-only", "--extern-only", "--portability", os.path.join(build, library)],
+            capture_output=True, text=True, check=True,
+        )
+        names = [line.split()[0] for line in run.stdout.split("\n") if len(line.split()) >= 2]
+        for name in names:
+            if not name.startswith("tv_") and not ignored.match(name):
+                errors.append(f"{library}: symbol {name} lacks the prefix tv_")
+    return errors
+
+
+def formatting(root):
+    for name in ("clang-format-14", "clang-format"):
+        try:
+            version = subprocess.run([name, "--version"], capture_output=True, text=True).stdout
+        except OSError:
+            continue
+        if " version 14." in version:
+            paths = [os.path.join(root, path) for path in files(root, C_ENDS)]
+            run = subprocess.run(
+                [name, "--dry-run", "-Werror", "--ferror-limit=1", *paths], capture_output=True, text=True
+            )
+            return [line for line in run.stderr.split("\n") if "error:" in line]
+    print("clang-format 14 is not installed")
+    sys.exit(SKIP)
+
+
+def length(root):
+    errors = []
+    for path in files(root, C_ENDS + (".py", ".sh", ".build")):
+        lines = read(root, path).split("\n")
+        if len(lines) > LINES_MAX and path not in LONG_FILES:
+            errors.append(f"{path}: {len(lines) - 1} lines, at most {LINES_MAX - 1}")
+        if not path.endswith(C_ENDS):
+            continue
+        if not lines[0].startswith("/*"):
+            errors.append(f"{path}: does not open with what it owns and refuses")
+        start = None
+        for number, line in enumerate(lines, 1):
+            if len(line) > 100:
+                errors.append(f"{path}:{number}: {len(line)} columns")
+            if line == "{":
+                start = number
+            elif line == "}" and start is not None:
+                if number - start >= FUNCTION_LINES_MAX:
+                    errors.append(f"{path}:{start}: a function of {number - start + 1} lines")
+                start = None
+    return errors
+
+
+def paths(root):
+    machine = re.compile("(/" + "work/|/" + "root/|/" + r"home/\w)")
+    errors = []
+    for path in files(root, TEXT_ENDS):
+        if path.startswith("tests/models/") and path.endswith(".json"):
+            continue
+        for number, line in enumerate(read(root, path).split("\n"), 1):
+            if machine.search(line):
+                errors.append(f"{path}:{number}: path of one machine: {line.strip()[:80]}")
+    return errors
+
+
+def main():
+    check, root = sys.argv[1], os.path.abspath(sys.argv[2])
+    build = os.path.abspath(sys.argv[3]) if len(sys.argv) > 3 else ""
+    if check == "headers":
+        errors = headers(root, build, sys.argv[4:])
+    elif check == "symbols":
+        errors = symbols(root, build)
+    else:
+        checks = dict(layering=layering, banned=banned, format=formatting, length=length, paths=paths)
+        errors = checks[check](root)
+    for error in errors:
+        print(error)
+    print(f"{check}: {len(errors)} violations")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

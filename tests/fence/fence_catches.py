@@ -1,0 +1,84 @@
+"""The fence catches what it should: a tree with one fault of each kind is refused, fault by fault.
+
+usage: fence_catches.py FENCE_PY CC...
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+HEAD = "/*\n * file - test.\n */\n"
+
+# check, path, text (after the opening comment), what the report must contain
+FAULTS = [
+    ("layering", "daemon/cache/cache.c", '#include "model/model.h"\n', "no edge daemon/cache -> daemon/model"),
+    ("layering", "daemon/http/http.c", '#include "kernels/kernels.h"\n', "no edge daemon/http -> kernels"),
+    ("layering", "daemon/model/model.c", '#include "kernels/ref/ref.h"\n', "through kernels.h and types.h"),
+    ("layering", "daemon/sched/sched.c", '#include "verify/walk.h"\n', "through verify.h only"),
+    ("layering", "daemon/model/model.c", '#include "proto/request.h"\n', "no edge daemon/model -> proto"),
+    ("layering", "proto/x.c", '#include "kernels/types.h"\n', "no edge proto -> kernels"),
+    ("layering", "kernels/x.c", '#include "daemon/base/log.h"\n', "no edge kernels -> daemon/base"),
+    ("layering", "clients/cli/x.c", '#include "daemon/base/log.h"\n', "no edge clients/cli -> daemon/base"),
+    ("layering", "proto/x.c", '#include "tests/support/t.h"\n', "nothing includes tests/"),
+    ("layering", "clients/cli/x.c", "#include <curl/curl.h>\n", "belongs to clients/c/"),
+    ("layering", "proto/x.c", "#include <cjson/cJSON.h>\n", "belongs to proto/json_read.c"),
+    ("layering", "daemon/sched/sched.c", "#include <microhttpd.h>\n", "belongs to daemon/http/"),
+    ("layering", "deploy/x.c", "int x;\n", "deploy/ has no C code"),
+    ("banned", "proto/x.c", "void f(char *a)\n{\n    strcpy(a, a);\n}\n", "strcpy()"),
+    ("banned", "clients/cli/x.c", "int f(char *a)\n{\n    return atoi(a);\n}\n", "atoi()"),
+    ("banned", "daemon/model/model.c", "void f(void)\n{\n    exit(1);\n}\n", "exit()"),
+    ("banned", "kernels/x.c", 'void f(void)\n{\n    printf("x");\n}\n', "printf()"),
+    ("banned", "proto/x.c", "typedef struct y {\n    int a;\n} y;\n", "typedef"),
+    ("length", "proto/x.c", "int x;\n" * 600, "603 lines"),
+    ("length", "proto/x.c", "void f(void)\n{\n" + "    ;\n" * 80 + "}\n", "a function of 82 lines"),
+    ("length", "proto/x.c", "int " + "x" * 120 + ";\n", "125 columns"),
+    ("paths", "deploy/x.sh", "cd /" + "root/here\n", "path of one machine"),
+    ("headers", "proto/x.h", "size_t tv_x(void);\n", "does not compile alone"),
+]
+# What must not be taken for a fault.
+SOUND = [
+    ("banned", "proto/x.c", '/* strcpy( exit( */\nconst char *tv_x = "system(";\n'),
+    ("layering", "daemon/model/model.c", '#include "proto/json_read.h"\n'),
+    ("layering", "daemon/http/http.c", '/* #include "kernels/kernels.h" */\n#include "sched/sched.h"\n'),
+]
+HEADERS = (
+    "kernels/kernels.h kernels/types.h kernels/ref/ref.h proto/request.h proto/json_read.h daemon/base/log.h "
+    "daemon/cache/cache.h daemon/model/model.h daemon/verify/verify.h daemon/verify/walk.h daemon/sched/sched.h "
+    "tests/support/t.h"
+).split()
+
+
+def run(fence, compiler, check, path, text):
+    with tempfile.TemporaryDirectory() as root:
+        sound = {header: "#ifndef TV_X\n#define TV_X\n#endif\n" for header in HEADERS}
+        sound["proto/sound.c"] = "#include <stddef.h>\n" + '#include "proto/request.h"\n' * 60
+        sound[path] = text
+        for name, body in sound.items():
+            os.makedirs(os.path.join(root, os.path.dirname(name)), exist_ok=True)
+            with open(os.path.join(root, name), "w", encoding="utf-8") as file:
+                file.write(HEAD + body)
+        return subprocess.run(
+            [sys.executable, fence, check, root, root, *compiler], capture_output=True, text=True
+        )
+
+
+def main():
+    fence, compiler = sys.argv[1], sys.argv[2:]
+    failed = 0
+    for check, path, text, expected in FAULTS:
+        got = run(fence, compiler, check, path, text)
+        if got.returncode != 1 or expected not in got.stdout:
+            failed += 1
+            print(f"NOT CAUGHT {check} {path}: wanted {expected!r}\n{got.stdout}{got.stderr}")
+    for check, path, text in SOUND:
+        got = run(fence, compiler, check, path, text)
+        if got.returncode != 0:
+            failed += 1
+            print(f"FALSE ALARM {check} {path}\n{got.stdout}{got.stderr}")
+    print(f"{len(FAULTS)} faults, {len(SOUND)} sound trees, {failed} wrong")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
