@@ -1,0 +1,295 @@
+/*
+ * session.c - one session: may this round run, what it commits, what is kept of it.
+ *
+ * Refuses in the order of the contract, first failure first, and changes nothing when it refuses.
+ */
+#include "session/session.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+struct tv_session_fetch *tv_session_fetch_ref(struct tv_session_fetch *fetch)
+{
+    (void)atomic_fetch_add_explicit(&fetch->refs, 1, memory_order_relaxed);
+    return fetch;
+}
+
+void tv_session_fetch_unref(struct tv_session_fetch *fetch)
+{
+    if (fetch == NULL || atomic_fetch_sub_explicit(&fetch->refs, 1, memory_order_acq_rel) > 1) {
+        return;
+    }
+    free(fetch->rows);
+    free(fetch->path);
+    free(fetch->data);
+    free(fetch);
+}
+
+void tv_session_kept_finish(struct tv_session_kept *kept)
+{
+    free(kept->body);
+    tv_session_fetch_unref(kept->fetch);
+    memset(kept, 0, sizeof *kept);
+}
+
+void tv_session_destroy(struct tv_session *session)
+{
+    if (session == NULL) {
+        return;
+    }
+    assert(session->context == NULL);
+    tv_session_kept_finish(&session->last);
+    free(session->tokens);
+    free(session->borders);
+    free(session);
+}
+
+int tv_session_reserve(struct tv_session *session, int32_t count)
+{
+    int32_t page = session->table->params.page_size;
+    int32_t needed = session->len + count;
+    if (needed > session->token_capacity) {
+        int32_t capacity = needed + needed / 4 + 64;
+        int32_t *tokens = realloc(session->tokens, (size_t)capacity * sizeof *tokens);
+        if (tokens == NULL) {
+            return -ENOMEM;
+        }
+        session->tokens = tokens;
+        session->token_capacity = capacity;
+    }
+    if (needed / page > session->border_capacity) {
+        int32_t capacity = session->token_capacity / page + 1;
+        struct tv_digest *borders = realloc(session->borders, (size_t)capacity * sizeof *borders);
+        if (borders == NULL) {
+            return -ENOMEM;
+        }
+        session->borders = borders;
+        session->border_capacity = capacity;
+    }
+    return 0;
+}
+
+void tv_session_stage(struct tv_session *session, int32_t offset, const int32_t *tokens,
+                      int32_t count, struct tv_digest *digest)
+{
+    int32_t page = session->table->params.page_size;
+    int32_t len = session->len + offset;
+    assert(len + count <= session->token_capacity);
+    for (int32_t i = 0; i < count; i++) {
+        session->tokens[len] = tokens[i];
+        tv_digest_push(digest, tokens[i]);
+        len++;
+        if (len % page == 0) {
+            session->borders[len / page - 1] = *digest;
+        }
+    }
+}
+
+void tv_session_commit(struct tv_session *session, int32_t count, const struct tv_digest *digest,
+                       int32_t pending, enum tv_finish finish)
+{
+    session->len += count;
+    session->digest = *digest;
+    session->pending = pending;
+    session->finish = finish;
+}
+
+void tv_session_keep(struct tv_session *session, struct tv_session_kept *kept)
+{
+    tv_session_kept_finish(&session->last);
+    session->last = *kept;
+    session->next_seq = kept->seq + 1;
+    memset(kept, 0, sizeof *kept);
+}
+
+void tv_session_renew(struct tv_session *session, int32_t lease_s, int64_t now_us)
+{
+    if (lease_s > 0) {
+        session->lease_s = lease_s;
+    }
+    session->lease_expires_us = now_us + (int64_t)session->lease_s * 1000000;
+    session->lease_expires_unix_ms = tv_session_lease_end(session, 0);
+}
+
+int64_t tv_session_lease_end(const struct tv_session *session, int32_t lease_s)
+{
+    return tv_clock_unix_ms() + (int64_t)(lease_s > 0 ? lease_s : session->lease_s) * 1000;
+}
+
+int tv_session_view(const struct tv_session *session, int32_t tail_from,
+                    struct tv_session_state *ret_state)
+{
+    *ret_state = (struct tv_session_state){
+        .committed_len = session->len,
+        .pending = session->pending,
+        .next_seq = session->next_seq,
+        .finish = session->finish,
+        .lease_expires_unix_ms = session->lease_expires_unix_ms,
+        .sampling = session->sampling,
+    };
+    memcpy(ret_state->session, session->id, sizeof ret_state->session);
+    memcpy(ret_state->epoch, session->table->epoch, sizeof ret_state->epoch);
+    memcpy(ret_state->digest, session->digest.bytes, sizeof ret_state->digest);
+    if (tail_from < 0) {
+        return 0;
+    }
+    if (session->len - tail_from > TV_TAIL_TOKENS_MAX) {
+        tail_from = session->len - TV_TAIL_TOKENS_MAX;
+    }
+    if (tail_from > session->len) {
+        tail_from = session->len;
+    }
+    size_t bytes = (size_t)(session->len - tail_from) * sizeof *ret_state->tail;
+    ret_state->tail = malloc(bytes > 0 ? bytes : 1);
+    if (ret_state->tail == NULL) {
+        return -ENOMEM;
+    }
+    if (bytes > 0) {
+        memcpy(ret_state->tail, session->tokens + tail_from, bytes);
+    }
+    ret_state->has_tail = 1;
+    ret_state->tail_count = session->len - tail_from;
+    ret_state->tail_from = tail_from;
+    return 0;
+}
+
+void tv_session_explain(const struct tv_session *session, int32_t tail_from,
+                        struct tv_problem *problem)
+{
+    struct tv_session_state *state = malloc(sizeof *state);
+    if (state == NULL) {
+        return; /* the code alone still says what to do */
+    }
+    (void)tv_session_view(session, tail_from, state); /* without memory: without tail */
+    problem->state = state;
+}
+
+static enum tv_session_verdict judge_seq(const struct tv_session *session,
+                                         const struct tv_request *request,
+                                         struct tv_problem *problem)
+{
+    const uint8_t *known = NULL;
+    enum tv_session_verdict verdict = TV_SESSION_REFUSED;
+    if (session->last.seq > 0 && request->seq == session->last.seq) {
+        known = session->last.body_hash;
+        verdict = TV_SESSION_REPLAY;
+    } else if (session->running_seq > 0 && request->seq == session->running_seq) {
+        known = session->running_hash;
+        verdict = TV_SESSION_ATTACH;
+    }
+    if (known != NULL) {
+        if (memcmp(known, request->body_hash, sizeof request->body_hash) == 0) {
+            return verdict;
+        }
+        tv_problem_set(problem, TV_SEQ_REUSED, "/seq", "seq %d was used with another body",
+                       request->seq);
+        return TV_SESSION_REFUSED;
+    }
+    if (request->seq < session->next_seq) {
+        tv_problem_set(problem, TV_ROUND_EVICTED, "/seq",
+                       "the answer of seq %d is no longer kept; next is %d", request->seq,
+                       session->next_seq);
+    } else if (session->busy && request->seq <= session->next_seq + (session->running_seq > 0)) {
+        tv_problem_set(problem, TV_SESSION_BUSY, "/seq",
+                       "another operation of this session is under way");
+    } else if (request->seq > session->next_seq) {
+        tv_problem_set(problem, TV_SEQ_GAP, "/seq", "seq %d, but %d is next", request->seq,
+                       session->next_seq);
+    } else {
+        return TV_SESSION_RUN;
+    }
+    tv_session_explain(session, request->expected_len, problem);
+    return TV_SESSION_REFUSED;
+}
+
+/* Does what the client believes hold? 0 or -EINVAL. */
+static int judge_belief(const struct tv_session *session, const struct tv_request *request,
+                        struct tv_problem *problem)
+{
+    if (request->kind != TV_CALL_EXTEND && session->finish != TV_FINISH_NONE) {
+        tv_problem_set(problem, TV_SESSION_FINISHED, NULL, "the session has finished: %s",
+                       session->finish == TV_FINISH_STOP ? "stop" : "length");
+    } else if (request->expected_len != session->len) {
+        tv_problem_set(problem, TV_LENGTH_MISMATCH, "/expected_len",
+                       "expected_len %d, but the committed length is %d", request->expected_len,
+                       session->len);
+    } else if (request->has_expected_digest &&
+               memcmp(request->expected_digest, session->digest.bytes,
+                      sizeof session->digest.bytes) != 0) {
+        tv_problem_set(problem, TV_DIGEST_MISMATCH, "/expected_digest",
+                       "the committed tokens have another digest");
+    } else if (request->kind == TV_CALL_VERIFY && request->tree.tokens[0] != session->pending) {
+        tv_problem_set_node(problem, TV_PENDING_MISMATCH, "tokens", 0,
+                            "node 0 is token %d, but %d is pending", request->tree.tokens[0],
+                            session->pending);
+    } else {
+        return 0;
+    }
+    tv_session_explain(session, request->expected_len, problem);
+    return -EINVAL;
+}
+
+static int judge_tree_room(const struct tv_session *session, const struct tv_tree *tree,
+                           struct tv_problem *problem)
+{
+    int32_t limit = session->table->params.model_max_len;
+    if (tree->depth < limit - session->len) {
+        return 0;
+    }
+    for (int32_t i = 0; i < tree->count; i++) {
+        if (tree->depths[i] >= limit - session->len) {
+            tv_problem_set_node(problem, TV_CONTEXT_FULL, "tokens", i,
+                                "node %d: position %lld, but the model ends at %d", i,
+                                (long long)session->len + tree->depths[i], limit);
+            break;
+        }
+    }
+    return -EINVAL;
+}
+
+static int judge_room(const struct tv_session *session, const struct tv_request *request,
+                      struct tv_problem *problem)
+{
+    if (request->kind == TV_CALL_VERIFY) {
+        return judge_tree_room(session, &request->tree, problem);
+    }
+    if (request->kind == TV_CALL_EXTEND) {
+        int64_t len = (int64_t)session->len + request->token_count + (request->keep_pending != 0);
+        if (len + 1 > session->max_len) {
+            tv_problem_set(problem, TV_CONTEXT_FULL, "/tokens",
+                           "%lld committed tokens and the next, but the limit is %d",
+                           (long long)len, session->max_len);
+            return -EINVAL;
+        }
+    }
+    return 0;
+}
+
+enum tv_session_verdict tv_session_judge(const struct tv_session *session,
+                                         const struct tv_request *request,
+                                         struct tv_problem *problem)
+{
+    enum tv_session_verdict verdict = judge_seq(session, request, problem);
+    if (verdict == TV_SESSION_RUN && (judge_belief(session, request, problem) != 0 ||
+                                      judge_room(session, request, problem) != 0)) {
+        verdict = TV_SESSION_REFUSED;
+    }
+    return verdict;
+}
+
+int tv_session_judge_tree(const struct tv_session *session, const struct tv_tree *tree,
+                          struct tv_problem *problem)
+{
+    if (tree->tokens[0] != session->pending) {
+        tv_problem_set_node(problem, TV_PENDING_MISMATCH, "tokens", 0,
+                            "node 0 is token %d, but %d is pending", tree->tokens[0],
+                            session->pending);
+        tv_session_explain(session, session->len, problem);
+        return -EINVAL;
+    }
+    return judge_tree_room(session, tree, problem);
+}

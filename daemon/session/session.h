@@ -1,0 +1,183 @@
+/*
+ * session.h - what the server knows of a session: token history, digest chain, pending token,
+ * sequence numbers, lease, and the last round for a retry. Host state only.
+ *
+ * Decides whether a round may run, is a replay, joins the running one, or is refused. It never
+ * calls an engine; the KV context of a session is only carried. Everything here is guarded by the
+ * table's lock, except what tv_session_stage writes behind the committed tokens.
+ */
+#ifndef TV_SESSION_SESSION_H
+#define TV_SESSION_SESSION_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/digest.h"
+#include "proto/request.h"
+#include "proto/response.h"
+
+#define TV_SESSION_EXPIRED_MAX 4096 /* ids remembered for 410 */
+
+struct tv_context; /* an engine's KV sequence; carried, never looked into */
+
+/* Logits rows that GET .../tensor serves. Immutable after creation. */
+struct tv_session_fetch {
+    atomic_int refs; /* relaxed up, acquire-release down: the last holder frees */
+    int32_t seq;
+    int32_t row_count, vocab, node_count;
+    int32_t *rows; /* [row_count] node indices, owned */
+    int32_t path_count;
+    int32_t *path; /* [path_count] accepted nodes, owned; the last one is where the walk ended */
+    enum tv_tensor_dtype dtype;
+    float *data; /* [row_count, vocab], owned */
+};
+struct tv_session_fetch *tv_session_fetch_ref(struct tv_session_fetch *fetch);
+void tv_session_fetch_unref(struct tv_session_fetch *fetch); /* NULL is fine */
+
+/* The answer of a session's last round, as it was sent. */
+struct tv_session_kept {
+    int32_t seq; /* 0 = none */
+    uint8_t body_hash[32];
+    char *body; /* owned */
+    size_t body_bytes;
+    struct tv_session_fetch *fetch; /* reference held, or NULL */
+};
+void tv_session_kept_finish(struct tv_session_kept *kept);
+
+struct tv_sessions;
+
+struct tv_session {
+    struct tv_session *next; /* bucket, or the list of the gone */
+    const struct tv_sessions *table;
+    char id[32];
+    char principal[33];
+
+    int32_t *tokens; /* [token_capacity], owned; the first len are committed */
+    int32_t len, token_capacity;
+    struct tv_digest digest;   /* of the first len tokens */
+    struct tv_digest *borders; /* [border_capacity], owned; of the first (i + 1) * page_size */
+    int32_t border_capacity;
+    int32_t pending;
+    int32_t next_seq;
+    enum tv_finish finish;
+
+    struct tv_sampling_state sampling;
+    int32_t stop_ids[TV_STOP_IDS_MAX];
+    int32_t stop_count;
+    int32_t max_len; /* committed + pending may not exceed it */
+
+    int32_t lease_s;
+    int64_t lease_expires_us; /* monotonic; decides */
+    int64_t lease_expires_unix_ms;
+
+    int64_t verify_rounds, verify_tokens; /* for the mean acceptance length */
+
+    int busy;            /* an operation is queued or running */
+    int gone;            /* deleted or expired: out of the table */
+    int32_t running_seq; /* of that operation; 0: it takes no seq */
+    uint8_t running_hash[32];
+    void *operation; /* sched/'s; valid while busy */
+
+    struct tv_session_kept last;
+    struct tv_context *context; /* the engine's; closed before tv_session_destroy */
+};
+
+struct tv_sessions_params {
+    int32_t sessions_max;
+    int32_t page_size;     /* distance of the kept digests */
+    int32_t model_max_len; /* positions are below it */
+    uint8_t model_id[32];
+};
+
+struct tv_session_tomb {
+    uint64_t key;
+    char id[32];
+    char principal[33];
+};
+
+struct tv_sessions {
+    pthread_mutex_t lock;
+    struct tv_sessions_params params;
+    char epoch[17];
+    struct tv_session **buckets; /* [bucket_count], owned */
+    size_t bucket_count;
+    int32_t count;           /* live ones and those being created */
+    struct tv_session *gone; /* idle and out of the table; the worker closes and destroys them */
+    struct tv_session_tomb *tombs; /* [TV_SESSION_EXPIRED_MAX], owned; a ring */
+    int32_t tomb_count, tomb_next;
+};
+
+/* Draws the epoch. 0 or negative errno; finish copes with a failed init. */
+int tv_sessions_init(struct tv_sessions *table, const struct tv_sessions_params *params);
+/* Every context must be closed. */
+void tv_sessions_finish(struct tv_sessions *table);
+
+/* A session for a create call: has its id, sampling (seed drawn when absent), stop rule and room
+ * for the prompt; counted, not yet found by anybody. -EBUSY: sessions_max; -ENOMEM; -EIO. */
+int tv_sessions_build(struct tv_sessions *table, const struct tv_request *request,
+                      const char *principal, struct tv_session **ret_session);
+/* The prompt is in its context: everybody may find it from now on. */
+void tv_sessions_publish(struct tv_sessions *table, struct tv_session *session, int64_t now_us);
+/* The create failed: back to nothing. The context goes the way of the gone. */
+void tv_sessions_discard(struct tv_sessions *table, struct tv_session *session);
+
+/* TV_OK; TV_SESSION_NOT_FOUND (another principal's included); TV_SESSION_EXPIRED. An idle session
+ * whose lease is over expires here. */
+enum tv_code tv_sessions_find(struct tv_sessions *table, const char *id, const char *principal,
+                              int64_t now_us, struct tv_session **ret_session);
+/* Out of the table; goes to the gone at once when idle, else when tv_session_idle is called. */
+void tv_sessions_remove(struct tv_sessions *table, struct tv_session *session);
+/* Expire what is idle and over its lease; the earliest end of the others' leases, or INT64_MAX. */
+int64_t tv_sessions_sweep(struct tv_sessions *table, int64_t now_us);
+/* States of the principal's sessions: *ret_states malloc'd, each to be destroyed. 0 or -ENOMEM. */
+int tv_sessions_list(struct tv_sessions *table, const char *principal, int64_t now_us,
+                     struct tv_session_state **ret_states, int32_t *ret_count);
+/* Take the list of the gone. */
+struct tv_session *tv_sessions_take_gone(struct tv_sessions *table);
+void tv_session_destroy(struct tv_session *session);
+
+/* Begin and end an operation. seq 0: it takes none. */
+void tv_session_occupy(struct tv_session *session, int32_t seq, const uint8_t *body_hash,
+                       void *operation);
+void tv_session_idle(struct tv_sessions *table, struct tv_session *session);
+
+enum tv_session_verdict {
+    TV_SESSION_RUN,
+    TV_SESSION_REPLAY,  /* the kept answer is this call's */
+    TV_SESSION_ATTACH,  /* the same round is under way */
+    TV_SESSION_REFUSED, /* *problem says why */
+};
+/* For verify, extend and decode: everything from seq to the context length, in the order of the
+ * contract. */
+enum tv_session_verdict tv_session_judge(const struct tv_session *session,
+                                         const struct tv_request *request,
+                                         struct tv_problem *problem);
+/* A tree on this session that commits nothing: node 0 and the context length. 0 or -EINVAL. */
+int tv_session_judge_tree(const struct tv_session *session, const struct tv_tree *tree,
+                          struct tv_problem *problem);
+/* Room for `count` more tokens, so that the commit cannot fail. 0 or -ENOMEM. */
+int tv_session_reserve(struct tv_session *session, int32_t count);
+/* The operation's thread, without the lock: write `count` tokens behind the `offset` staged ones
+ * and advance *digest (the session's own at offset 0). Nobody sees them before the commit. */
+void tv_session_stage(struct tv_session *session, int32_t offset, const int32_t *tokens,
+                      int32_t count, struct tv_digest *digest);
+/* Make `count` staged tokens committed. */
+void tv_session_commit(struct tv_session *session, int32_t count, const struct tv_digest *digest,
+                       int32_t pending, enum tv_finish finish);
+/* Use up the seq and keep its answer; takes over *kept. */
+void tv_session_keep(struct tv_session *session, struct tv_session_kept *kept);
+void tv_session_renew(struct tv_session *session, int32_t lease_s, int64_t now_us);
+/* When a lease of lease_s seconds (0: the session's own) that starts now ends, in wall time. */
+int64_t tv_session_lease_end(const struct tv_session *session, int32_t lease_s);
+
+/* tail_from >= 0: with the committed tokens from there on, at most the last TV_TAIL_TOKENS_MAX.
+ * 0 or -ENOMEM (then without tail). */
+int tv_session_view(const struct tv_session *session, int32_t tail_from,
+                    struct tv_session_state *ret_state);
+/* Give the problem the session's state with the tail after tail_from. */
+void tv_session_explain(const struct tv_session *session, int32_t tail_from,
+                        struct tv_problem *problem);
+
+#endif
