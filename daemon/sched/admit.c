@@ -1,0 +1,367 @@
+/*
+ * admit.c - calls for the worker: every check that needs state, then a place in the queue.
+ *
+ * Runs on the caller's thread under the lock. Refuses in the order of the contract; a refusal has
+ * changed nothing.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "sched/job.h"
+
+void job_destroy(struct job *job)
+{
+    if (job == NULL) {
+        return;
+    }
+    if (job->owns_tokens) {
+        free(job->tokens);
+    }
+    if (job->parity != NULL) {
+        free(job->parity->prefix);
+        free(job->parity->logits);
+        free(job->parity);
+    }
+    blocks_finish(&job->blocks);
+    free(job);
+}
+
+/* The rule of a session's rounds, or of one verify that names another. */
+static void rule_settle(struct tv_round_rule *rule, const struct tv_sampling_state *sampling,
+                        int32_t max_len)
+{
+    *rule = (struct tv_round_rule){
+        .rule = sampling->rule,
+        .sampling = {.temperature = (float)sampling->temperature,
+                     .top_p = (float)sampling->top_p,
+                     .min_p = (float)sampling->min_p,
+                     .top_k = sampling->top_k,
+                     .seed = sampling->seed},
+        .max_len = max_len,
+    };
+}
+
+static void rule_of_session(struct job *job)
+{
+    const struct tv_session *session = job->session;
+    const struct tv_request *request = &job->call->request;
+    rule_settle(&job->rule, &session->sampling, session->max_len);
+    memcpy(job->rule.stop_ids, session->stop_ids, sizeof job->rule.stop_ids);
+    job->rule.stop_count = session->stop_count;
+    if (request->kind == TV_CALL_VERIFY && request->has_rule) {
+        job->rule.rule = request->rule;
+    }
+    job->round.sampling = session->sampling;
+}
+
+/* Sampling of a call without a session; the seed is drawn when nobody gave one. */
+static int rule_of_call(struct tv_sched *sched, struct job *job)
+{
+    const struct tv_request *request = &job->call->request;
+    struct tv_sampling_state *sampling = &job->round.sampling;
+    int rc = 0;
+    *sampling = (struct tv_sampling_state){.temperature = 1.0, .top_p = 1.0};
+    if (request->has_sampling) {
+        sampling->rule = request->sampling.rule;
+        sampling->temperature = request->sampling.temperature;
+        sampling->top_p = request->sampling.top_p;
+        sampling->min_p = request->sampling.min_p;
+        sampling->top_k = request->sampling.top_k;
+        sampling->seed = request->sampling.seed;
+    }
+    if (!request->has_sampling || !request->sampling.has_seed) {
+        rc = tv_random_bytes(&sampling->seed, sizeof sampling->seed);
+    }
+    rule_settle(&job->rule, sampling, sched->engine->max_len);
+    return rc;
+}
+
+int session_of(struct tv_sched *sched, const struct tv_call *call, struct tv_session **ret_session,
+               struct tv_problem *problem)
+{
+    const struct tv_request *request = &call->request;
+    if (request->epoch[0] != '\0' && strcmp(request->epoch, sched->table.epoch) != 0) {
+        tv_problem_set(problem, TV_EPOCH_CHANGED, "/epoch",
+                       "the server has started anew: its epoch is %s", sched->table.epoch);
+        return -EINVAL;
+    }
+    enum tv_code code = tv_sessions_find(&sched->table, request->session, call->principal,
+                                         tv_clock_us(), ret_session);
+    if (code == TV_SESSION_EXPIRED) {
+        tv_problem_set(problem, code, NULL, "the session's lease is over");
+    } else if (code != TV_OK) {
+        tv_problem_set(problem, code, NULL, "no such session");
+    }
+    return code == TV_OK ? 0 : -EINVAL;
+}
+
+/* Is there room for one more call? */
+static int admission(struct tv_sched *sched, struct tv_problem *problem)
+{
+    if (sched->refusing) {
+        tv_problem_set(problem, TV_DRAINING, NULL, "the server is going away");
+    } else if (sched->queue_count >= sched->config->queue_max) {
+        tv_problem_set(problem, TV_OVERLOADED, NULL, "%d calls are waiting", sched->queue_count);
+        problem->retry_after_s = 1;
+    } else {
+        return 0;
+    }
+    return -EINVAL;
+}
+
+static int fault(struct tv_problem *problem, const char *text)
+{
+    tv_problem_set(problem, TV_INTERNAL, NULL, "%s", text);
+    return -EINVAL;
+}
+
+/* A prefix of its own with a tree behind it must end before the model does. */
+static int own_room(struct tv_sched *sched, const struct tv_request *request,
+                    struct tv_problem *problem)
+{
+    int64_t position = (int64_t)request->token_count + request->tree.depth;
+    if (position < sched->engine->max_len) {
+        return 0;
+    }
+    tv_problem_set(problem, TV_CONTEXT_FULL, "/tree/tokens",
+                   "position %lld, but the model ends at %d", (long long)position,
+                   sched->engine->max_len);
+    return -EINVAL;
+}
+
+static int check_create(struct tv_sched *sched, struct job *job, struct tv_problem *problem)
+{
+    const struct tv_request *request = &job->call->request;
+    int32_t max_len = sched->engine->max_len;
+    if (request->max_len > 0 && request->max_len < max_len) {
+        max_len = request->max_len;
+    }
+    if (request->token_count >= max_len) {
+        tv_problem_set(problem, TV_CONTEXT_FULL, "/tokens",
+                       "%d tokens and the next, but the limit is %d", request->token_count,
+                       max_len);
+        return -EINVAL;
+    }
+    if (request->has_expected_digest &&
+        memcmp(request->expected_digest, job->digest.bytes, sizeof job->digest.bytes) != 0) {
+        tv_problem_set(problem, TV_DIGEST_MISMATCH, "/expected_digest",
+                       "the tokens have another digest");
+        return -EINVAL;
+    }
+    if (sched->table.count >= sched->config->max_sessions) {
+        tv_problem_set(problem, TV_RATE_LIMITED, NULL, "%d sessions are open", sched->table.count);
+        problem->retry_after_s = 1;
+        return -EINVAL;
+    }
+    if (admission(sched, problem) != 0) {
+        return -EINVAL;
+    }
+    if (tv_sessions_build(&sched->table, request, job->call->principal, &job->session) != 0) {
+        return fault(problem, "no memory for a session");
+    }
+    rule_of_session(job);
+    tv_session_occupy(job->session, 0, NULL, job);
+    job->tokens = request->tokens;
+    job->token_count = request->token_count;
+    job->digest = job->session->digest;
+    job->own_context = 1; /* until the session has it */
+    return 0;
+}
+
+/* Of a prompt that came with the digest it should have; long ones are not hashed under the lock. */
+static void prompt_digest(const struct tv_sched *sched, struct job *job)
+{
+    const struct tv_request *request = &job->call->request;
+    tv_digest_start(&job->digest, sched->table.params.model_id, request->cache_salt,
+                    (size_t)request->cache_salt_bytes);
+    for (int32_t i = 0; i < request->token_count; i++) {
+        tv_digest_push(&job->digest, request->tokens[i]);
+    }
+}
+
+/* Tokens that the round may commit at most. */
+static int32_t commit_max(const struct tv_request *request)
+{
+    switch (request->kind) {
+    case TV_CALL_VERIFY:
+        return request->tree.depth + 1;
+    case TV_CALL_DECODE:
+        return request->max_tokens;
+    default:
+        return request->token_count + 1;
+    }
+}
+
+static int extend_tokens(struct job *job)
+{
+    const struct tv_request *request = &job->call->request;
+    job->token_count = request->token_count;
+    job->tokens = request->tokens;
+    if (request->keep_pending) {
+        size_t count = (size_t)request->token_count;
+        job->tokens = malloc((count + 1) * sizeof *job->tokens);
+        if (job->tokens == NULL) {
+            return -ENOMEM;
+        }
+        job->owns_tokens = 1;
+        job->tokens[0] = job->session->pending;
+        if (count > 0) {
+            memcpy(job->tokens + 1, request->tokens, count * sizeof *job->tokens);
+        }
+        job->token_count++;
+    }
+    return 0;
+}
+
+/* verify, extend, decode. 0: the job may be queued; 1: the call is answered or attached, *ret_kept
+ * says which; -EINVAL with *problem. */
+static int check_round(struct tv_sched *sched, struct job *job, int *ret_attached,
+                       struct tv_problem *problem)
+{
+    struct tv_call *call = job->call;
+    const struct tv_request *request = &call->request;
+    struct tv_session *session = NULL;
+    if (session_of(sched, call, &session, problem) != 0) {
+        return -EINVAL;
+    }
+    switch (tv_session_judge(session, request, problem)) {
+    case TV_SESSION_REPLAY:
+        reply_replay(call, session->last.body, session->last.body_bytes);
+        tv_session_renew(session, request->lease_s, tv_clock_us());
+        return 1;
+    case TV_SESSION_ATTACH: {
+        struct job *running = session->operation;
+        call->next = running->twins;
+        running->twins = call;
+        *ret_attached = 1;
+        return 1;
+    }
+    case TV_SESSION_REFUSED:
+        return -EINVAL;
+    case TV_SESSION_RUN:
+        break;
+    }
+    if (admission(sched, problem) != 0) {
+        return -EINVAL;
+    }
+    job->session = session;
+    job->context = session->context;
+    job->digest = session->digest;
+    rule_of_session(job);
+    if (tv_session_reserve(session, commit_max(request)) != 0 ||
+        (request->kind == TV_CALL_EXTEND && extend_tokens(job) != 0)) {
+        return fault(problem, "no memory for the round");
+    }
+    tv_session_occupy(session, request->seq, request->body_hash, job);
+    return 0;
+}
+
+/* one-shot and parity: a prefix of their own, or parity on a session. */
+static int check_detached(struct tv_sched *sched, struct job *job, struct tv_problem *problem)
+{
+    struct tv_request *request = &job->call->request;
+    if (request->kind == TV_CALL_PARITY && !request->has_tree &&
+        parity_self_case(sched, request) != 0) {
+        return fault(problem, "no memory for the self-test case");
+    }
+    if (request->session[0] != '\0') {
+        struct tv_session *session = NULL;
+        if (session_of(sched, job->call, &session, problem) != 0) {
+            return -EINVAL;
+        }
+        if (session->busy) {
+            tv_problem_set(problem, TV_SESSION_BUSY, NULL,
+                           "another operation of this session is under way");
+            tv_session_explain(session, session->len, problem);
+            return -EINVAL;
+        }
+        if (tv_session_judge_tree(session, &request->tree, problem) != 0 ||
+            admission(sched, problem) != 0) {
+            return -EINVAL;
+        }
+        job->session = session;
+        job->context = session->context;
+        rule_of_session(job);
+        tv_session_occupy(session, 0, NULL, job);
+        return 0;
+    }
+    if (own_room(sched, request, problem) != 0 || admission(sched, problem) != 0) {
+        return -EINVAL;
+    }
+    if (rule_of_call(sched, job) != 0) {
+        return fault(problem, "no random seed");
+    }
+    job->own_context = 1;
+    job->tokens = request->tokens;
+    job->token_count = request->token_count;
+    return 0;
+}
+
+static struct job *job_create(struct tv_sched *sched, struct tv_call *call)
+{
+    const struct tv_request *request = &call->request;
+    struct job *job = calloc(1, sizeof *job);
+    if (job == NULL) {
+        return NULL;
+    }
+    job->sched = sched;
+    job->call = call;
+    job->stage = JOB_QUEUED;
+    job->deadline_us = INT64_MAX;
+    if (request->deadline_ms > 0 && request->kind != TV_CALL_CREATE &&
+        request->kind != TV_CALL_PARITY) { /* those have no such field */
+        job->deadline_us = call->received_us + (int64_t)request->deadline_ms * 1000;
+    }
+    job->round.kind = request->kind;
+    job->round.seq = request->seq;
+    job->round.limits = sched->limits_info;
+    job->step = (struct tv_tree){.count = 1,
+                                 .tokens = &job->step_token,
+                                 .parents = &job->step_parent,
+                                 .depths = &job->step_depth};
+    job->step_parent = -1;
+    return job;
+}
+
+int admit(struct tv_sched *sched, struct tv_call *call)
+{
+    struct tv_problem problem = {0};
+    int attached = 0, rc;
+    struct job *job = job_create(sched, call);
+    if (job == NULL) {
+        reply_refuse(call, TV_INTERNAL, NULL, "no memory for the call");
+        return 0;
+    }
+    if (call->request.kind == TV_CALL_CREATE && call->request.has_expected_digest) {
+        prompt_digest(sched, job);
+    }
+    sched_lock(sched);
+    if (call->request.kind == TV_CALL_CREATE) {
+        rc = check_create(sched, job, &problem);
+    } else if (call->request.kind == TV_CALL_ONESHOT || call->request.kind == TV_CALL_PARITY) {
+        rc = check_detached(sched, job, &problem);
+    } else {
+        rc = check_round(sched, job, &attached, &problem);
+    }
+    if (rc == 0) {
+        job->nodes = call->request.has_tree ? call->request.tree.count : 1;
+        job->queued = 1;
+        job_list_push(&sched->queue, job);
+        sched->queue_count++;
+        (void)pthread_cond_signal(&sched->wake);
+    }
+    int queued = rc == 0 || attached;
+    sched->in_flight += queued;
+    sched_unlock(sched);
+    if (rc != 0) {
+        job_destroy(job);
+    }
+    if (rc < 0) {
+        tv_sched_refuse(call, &problem);
+    }
+    return queued;
+}

@@ -1,0 +1,286 @@
+/*
+ * finish.c - how a job ends: its answer is encoded, stored with the commit under one lock, and only
+ * then handed over; or everything is put back as it was and each waiting call is refused.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "sched/job.h"
+
+void job_close(struct tv_sched *sched, struct job *job)
+{
+    if (job->own_context && job->context != NULL) {
+        sched->engine->ops->context_close(sched->engine, job->context);
+        job->context = NULL;
+    }
+}
+
+static void append(struct tv_call **list, struct tv_call *calls)
+{
+    while (*list != NULL) {
+        list = &(*list)->next;
+    }
+    *list = calls;
+}
+
+/* Every call of a job that did not give an answer; the job lets go of them. */
+static void refuse_all(struct job *job, const struct tv_problem *problem,
+                       struct tv_call **ret_calls)
+{
+    struct tv_call *asked = job->call;
+    asked->next = job->twins;
+    for (struct tv_call *call = asked; call != NULL; call = call->next) {
+        struct tv_problem copy = *problem; /* has no state, so nothing is shared */
+        tv_sched_refuse(call, &copy);
+    }
+    for (struct tv_call *call = job->watchers; call != NULL; call = call->next) {
+        reply_refuse(call, TV_ROUND_NOT_FOUND, NULL, "the round failed; its seq is free");
+    }
+    append(ret_calls, asked);
+    append(ret_calls, job->watchers);
+    job->call = job->twins = job->watchers = NULL;
+}
+
+/* With the lock: the session is as it was before the job. */
+static void session_restore(struct tv_sched *sched, struct job *job)
+{
+    struct tv_session *session = job->session;
+    if (session == NULL) {
+        return;
+    }
+    if (job->round.kind == TV_CALL_CREATE) {
+        session->context = job->context; /* NULL, or closed with the gone */
+        job->context = NULL;
+        tv_sessions_discard(&sched->table, session);
+    } else {
+        tv_session_idle(&sched->table, session);
+    }
+    job->session = NULL;
+}
+
+void job_drop(struct tv_sched *sched, struct job *job, enum tv_code code, const char *text,
+              struct tv_call **ret_calls)
+{
+    struct tv_problem problem;
+    tv_problem_set(&problem, code, NULL, "%s", text);
+    job_list_remove(&sched->queue, job);
+    sched->queue_count--;
+    session_restore(sched, job);
+    refuse_all(job, &problem, ret_calls);
+    job_destroy(job);
+}
+
+/* Give back the KV of rounds that are not to be committed after all. */
+static void context_restore(struct tv_sched *sched, struct job *job)
+{
+    const struct tv_engine_ops *ops = sched->engine->ops;
+    struct tv_session *session = job->session;
+    if (session == NULL || job->own_context || ops->context_len(job->context) == session->len) {
+        return;
+    }
+    int rc = ops->truncate(sched->engine, job->context, session->len);
+    if (rc != 0) {
+        tv_log(TV_LOG_ERROR, "session %s: KV could not be put back to %d: %s; it is closed",
+               session->id, session->len, strerror(-rc));
+        sched_lock(sched);
+        if (!session->gone) {
+            tv_sessions_remove(&sched->table, session);
+        }
+        sched_unlock(sched);
+    }
+}
+
+void job_fail(struct tv_sched *sched, struct job *job, enum tv_code code, const char *format, ...)
+{
+    struct tv_problem problem;
+    struct tv_call *calls = NULL;
+    char text[200];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args); /* cut text is still text */
+    va_end(args);
+    tv_problem_set(&problem, code, NULL, "%s", text);
+    if (code == TV_KV_FULL) {
+        problem.pages_needed = job->shortage.pages_needed;
+        problem.pages_free = job->shortage.pages_free;
+    }
+    context_restore(sched, job);
+    if (job->round.kind != TV_CALL_CREATE) {
+        job_close(sched, job);
+    }
+    sched_lock(sched);
+    job_list_remove(&sched->running, job);
+    session_restore(sched, job);
+    refuse_all(job, &problem, &calls);
+    sched_unlock(sched);
+    job_destroy(job);
+    calls_done(sched, calls);
+}
+
+void job_fail_rc(struct tv_sched *sched, struct job *job, int rc)
+{
+    switch (rc) {
+    case -ENOSPC:
+        job_fail(sched, job, TV_KV_FULL, "%lld pages needed, %lld free",
+                 (long long)job->shortage.pages_needed, (long long)job->shortage.pages_free);
+        break;
+    case -EDOM:
+        job_fail(sched, job, TV_NUMERIC_FAULT, "a logit that decides is not finite");
+        break;
+    case -EIO:
+        job_fail(sched, job, TV_KERNEL_FAULT, "the device failed");
+        break;
+    default:
+        job_fail(sched, job, TV_INTERNAL, "the engine refused: %s", strerror(-rc));
+        break;
+    }
+}
+
+/* Hand the answer to whoever asked first, and its replay to the others. */
+static void reply_all(struct job *job, int http_status, struct tv_buf *body)
+{
+    for (struct tv_call *call = job->twins; call != NULL; call = call->next) {
+        reply_replay(call, body->data, body->bytes);
+    }
+    for (struct tv_call *call = job->watchers; call != NULL; call = call->next) {
+        reply_replay(call, body->data, body->bytes);
+    }
+    reply_set(job->call, http_status, body);
+}
+
+static void release(struct tv_sched *sched, struct job *job)
+{
+    struct tv_call *calls = NULL;
+    job->call->next = NULL;
+    append(&calls, job->call);
+    append(&calls, job->twins);
+    append(&calls, job->watchers);
+    job_destroy(job);
+    calls_done(sched, calls);
+}
+
+void job_answer(struct tv_sched *sched, struct job *job, int http_status, const char *content_type,
+                struct tv_buf *body)
+{
+    job_close(sched, job);
+    sched_lock(sched);
+    job_list_remove(&sched->running, job);
+    session_restore(sched, job);
+    sched_unlock(sched);
+    reply_set(job->call, http_status, body);
+    if (job->call->reply.http_status == http_status) {
+        job->call->reply.content_type = content_type;
+    }
+    release(sched, job);
+}
+
+/* What is known of the round only now. */
+static void round_complete(struct tv_sched *sched, struct job *job)
+{
+    const struct tv_session *session = job->session;
+    const struct tv_request *request = &job->call->request;
+    struct tv_round *round = &job->round;
+    memcpy(round->epoch, sched->table.epoch, sizeof round->epoch);
+    memcpy(round->digest, job->digest.bytes, sizeof round->digest);
+    round->pending = job->end.token;
+    round->finish = job->end.finish;
+    round->has_margin = job->has_margin;
+    round->margin_min = job->margin_min;
+    round->near_tie = job->has_margin && (double)job->margin_min < sched->engine->noise;
+    round->rule = job->rule.rule;
+    round->next_seq = round->seq + 1;        /* a create has seq 0 */
+    round->committed_len = job->token_count; /* one-shot: the prefix */
+    round->accept_len_mean = (double)round->new_count;
+    if (session != NULL) {
+        int64_t rounds = session->verify_rounds, tokens = session->verify_tokens;
+        if (round->kind == TV_CALL_VERIFY) {
+            rounds++;
+            tokens += round->new_count;
+        }
+        memcpy(round->session, session->id, sizeof round->session);
+        round->committed_len = session->len + job->staged;
+        round->accept_len_mean = rounds > 0 ? (double)tokens / (double)rounds : 0.0;
+        round->lease_expires_unix_ms = tv_session_lease_end(session, request->lease_s);
+    }
+    round->queue_us = job->queue_us;
+    round->gpu_us = job->gpu_us;
+    round->batch = job->batch;
+    round->total_us = tv_clock_us() - job->call->received_us;
+}
+
+/* With the lock: commit the round and keep its answer. */
+static void session_advance(struct tv_sched *sched, struct job *job, struct tv_session_kept *kept)
+{
+    struct tv_session *session = job->session;
+    int64_t now_us = tv_clock_us();
+    tv_session_commit(session, job->staged, &job->digest, job->end.token, job->end.finish);
+    if (job->round.kind == TV_CALL_CREATE) {
+        session->context = job->context;
+        job->context = NULL;
+        tv_session_idle(&sched->table, session);
+        tv_sessions_publish(&sched->table, session, now_us);
+        job->session = NULL;
+        return;
+    }
+    if (job->round.kind == TV_CALL_VERIFY) {
+        session->verify_rounds++;
+        session->verify_tokens += job->round.new_count;
+    }
+    tv_session_keep(session, kept);
+    tv_session_renew(session, job->call->request.lease_s, now_us);
+    tv_session_idle(&sched->table, session);
+    job->session = NULL;
+}
+
+/* A copy of the answer for retries; before the commit, so that it cannot fail after it. */
+static int kept_make(struct job *job, const struct tv_buf *body, struct tv_session_kept *ret_kept)
+{
+    memset(ret_kept, 0, sizeof *ret_kept);
+    if (job->round.seq == 0) {
+        return 0;
+    }
+    ret_kept->body = malloc(body->bytes);
+    if (ret_kept->body == NULL) {
+        return -ENOMEM;
+    }
+    memcpy(ret_kept->body, body->data, body->bytes);
+    ret_kept->body_bytes = body->bytes;
+    ret_kept->seq = job->round.seq;
+    memcpy(ret_kept->body_hash, job->call->request.body_hash, sizeof ret_kept->body_hash);
+    ret_kept->fetch = job->blocks.fetch;
+    job->blocks.fetch = NULL;
+    return 0;
+}
+
+void job_succeed(struct tv_sched *sched, struct job *job)
+{
+    int http_status = job->round.kind == TV_CALL_CREATE ? 201 : 200;
+    struct tv_session_kept kept;
+    struct tv_buf body;
+    round_complete(sched, job);
+    tv_buf_init(&body, TV_SCHED_REPLY_BYTES + 2 * sched->limits.inline_bytes);
+    tv_encode_round(&body, &job->round, 0);
+    if (body.failed != 0 || kept_make(job, &body, &kept) != 0) {
+        enum tv_code code = body.failed == -EDOM ? TV_NUMERIC_FAULT : TV_INTERNAL;
+        tv_buf_finish(&body);
+        job_fail(sched, job, code, "the answer could not be written");
+        return;
+    }
+    if (job->session == NULL) {
+        job_close(sched, job);
+    }
+    sched_lock(sched);
+    job_list_remove(&sched->running, job);
+    if (job->session != NULL) {
+        session_advance(sched, job, &kept);
+    }
+    sched_unlock(sched);
+    reply_all(job, http_status, &body); /* nobody can join it any more */
+    release(sched, job);
+}

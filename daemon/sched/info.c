@@ -1,0 +1,231 @@
+/*
+ * info.c - what the server says of itself: model, probes, parity totals and reproducers.
+ *
+ * Touches no device; only the deep readiness check waits for the worker.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "sched/job.h"
+#include "sched/version.h"
+
+#define VIOLATIONS_MAX 32
+
+static void model_facts(const struct tv_engine *engine, struct tv_model_info *info)
+{
+    const struct tv_model *model = engine->model;
+    if (model == NULL) {
+        return;
+    }
+    const struct tv_model_config *config = tv_model_config(model);
+    const uint8_t *tokenizer = tv_model_tokenizer_sha256(model);
+    info->name = tv_model_name(model);
+    info->architecture = config->architecture;
+    info->weights_dtype = tv_model_weights_dtype(model);
+    info->layers = config->layers;
+    info->heads = config->heads;
+    memcpy(info->model_id, tv_model_id(model), sizeof info->model_id);
+    info->has_tokenizer = tokenizer != NULL;
+    if (tokenizer != NULL) {
+        memcpy(info->tokenizer_sha256, tokenizer, sizeof info->tokenizer_sha256);
+    }
+}
+
+static void cache_facts(const struct tv_engine *engine, struct tv_model_info *info)
+{
+    if (engine->cache != NULL) {
+        struct tv_cache_counts counts;
+        tv_cache_counts(engine->cache, &counts);
+        info->pages_total = counts.total;
+        info->pages_free = counts.free;
+        info->kv_dtype = tv_cache_params(engine->cache)->dtype == TV_F32 ? "f32" : "bf16";
+    }
+}
+
+static void answer_model(struct tv_sched *sched, struct tv_call *call)
+{
+    const struct tv_engine *engine = sched->engine;
+    int64_t curve[TV_SCHED_CURVE_POINTS][2];
+    struct tv_buf body;
+    struct tv_model_info info = {
+        .name = "fixed",
+        .architecture = "none",
+        .backend = sched->config->backend,
+        .device = engine->kernels != NULL ? engine->kernels->variant : "none",
+        .weights_dtype = "none",
+        .kv_dtype = "none",
+        .version = TV_VERSION,
+        .kernels_variant = engine->kernels != NULL ? engine->kernels->variant : "none",
+        .vocab = engine->vocab,
+        .max_len = engine->max_len,
+        .page_size = sched->config->page_size,
+        .limits = sched->limits_info,
+        .noise = engine->noise,
+    };
+    model_facts(engine, &info);
+    cache_facts(engine, &info);
+    sched_lock(sched);
+    memcpy(info.epoch, sched->table.epoch, sizeof info.epoch);
+    info.verify_us_count = curve_read(sched->curve, curve);
+    sched_unlock(sched);
+    info.verify_us = (const int64_t(*)[2])curve;
+    tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
+    tv_encode_model(&body, &info);
+    reply_set(call, 200, &body);
+}
+
+static void check_set(struct tv_ready_check *check, const char *name, int ok, const char *format,
+                      ...) __attribute__((format(printf, 4, 5)));
+
+static void check_set(struct tv_ready_check *check, const char *name, int ok, const char *format,
+                      ...)
+{
+    va_list args;
+    check->name = name;
+    check->ok = ok;
+    va_start(args, format);
+    (void)vsnprintf(check->detail, sizeof check->detail, format, args); /* cut text is text */
+    va_end(args);
+}
+
+int ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
+{
+    const struct tv_engine *engine = sched->engine;
+    int64_t start_us = sched->launch_start_us;
+    int64_t age_us = start_us > 0 ? tv_clock_us() - start_us : 0;
+    int ready = 1;
+    check_set(&checks[0], "model", 1, "%s",
+              engine->model != NULL ? tv_model_name(engine->model) : "fixed");
+    check_set(&checks[1], "self_test", sched->self_test_rc == 0, "%s",
+              sched->self_test_us == 0 ? "passed at start" : sched->self_test_detail);
+    check_set(&checks[2], "device", sched->launch_rc == 0, "%s",
+              sched->launch_rc == 0 ? "the last launch was fine" : "the last launch failed");
+    if (!sched->worker_alive) {
+        check_set(&checks[3], "worker", 0, "ended");
+    } else {
+        check_set(&checks[3], "worker", age_us <= sched->launch_us_max,
+                  "in the engine for %lld ms; %d calls wait", (long long)(age_us / 1000),
+                  sched->queue_count);
+    }
+    check_set(&checks[4], "draining", !sched->draining, "%s", sched->draining ? "yes" : "no");
+    for (int i = 0; i < TV_SCHED_CHECKS; i++) {
+        ready = ready && checks[i].ok;
+    }
+    return ready;
+}
+
+static void reply_ready(struct tv_sched *sched, struct tv_call *call)
+{
+    struct tv_ready_check checks[TV_SCHED_CHECKS];
+    struct tv_buf body;
+    int ready = ready_checks(sched, checks);
+    tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
+    tv_encode_ready(&body, ready, checks, TV_SCHED_CHECKS);
+    reply_set(call, ready ? 200 : 503, &body);
+}
+
+/* 1: waits for the self-test. A worker that does not answer is not asked. */
+static int answer_ready(struct tv_sched *sched, struct tv_call *call)
+{
+    int64_t now_us = tv_clock_us();
+    int waits = 0;
+    sched_lock(sched);
+    int fresh = sched->self_test_us > 0 && now_us - sched->self_test_us < TV_SCHED_DEEP_US;
+    int stuck = !sched->worker_alive || (sched->launch_start_us > 0 &&
+                                         now_us - sched->launch_start_us > sched->launch_us_max);
+    if (call->request.deep && !fresh && !stuck && !sched->stopping) {
+        call->next = sched->deep;
+        sched->deep = call;
+        sched->in_flight++;
+        waits = 1;
+        (void)pthread_cond_signal(&sched->wake);
+    } else {
+        reply_ready(sched, call);
+    }
+    sched_unlock(sched);
+    return waits;
+}
+
+void self_test_run(struct tv_sched *sched)
+{
+    char detail[sizeof sched->self_test_detail] = "";
+    engine_enter(sched);
+    int rc = sched->engine->ops->self_test(sched->engine, detail, sizeof detail);
+    engine_leave(sched, sched->launch_rc); /* only this thread writes it */
+    sched_lock(sched);
+    struct tv_call *calls = sched->deep;
+    sched->deep = NULL;
+    sched->self_test_rc = rc;
+    sched->self_test_us = tv_clock_us();
+    memcpy(sched->self_test_detail, detail, sizeof sched->self_test_detail);
+    for (struct tv_call *call = calls; call != NULL; call = call->next) {
+        reply_ready(sched, call);
+    }
+    sched_unlock(sched);
+    calls_done(sched, calls);
+}
+
+static void answer_totals(struct tv_sched *sched, struct tv_call *call)
+{
+    struct tv_parity_violation violations[VIOLATIONS_MAX];
+    struct tv_parity_totals totals = {.mode = "off"};
+    struct tv_buf body;
+    if (sched->shadow != NULL) {
+        tv_shadow_totals(sched->shadow, &totals, violations, VIOLATIONS_MAX);
+    }
+    tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
+    tv_encode_parity_totals(&body, &totals);
+    reply_set(call, 200, &body);
+}
+
+static void answer_violation(struct tv_sched *sched, struct tv_call *call)
+{
+    const char *kind = NULL;
+    char *data = NULL;
+    size_t bytes = 0;
+    struct tv_buf body;
+    int rc = -ENOENT;
+    if (sched->shadow != NULL) {
+        rc = tv_shadow_reproducer(sched->shadow, call->request.violation, &kind, &data, &bytes);
+    }
+    if (rc != 0) {
+        reply_refuse(call, rc == -ENOENT ? TV_NOT_FOUND : TV_INTERNAL, NULL,
+                     rc == -ENOENT ? "no such reproducer" : "the reproducer could not be read");
+        return;
+    }
+    tv_buf_init(&body, bytes + 1);
+    tv_buf_append(&body, data, bytes);
+    free(data);
+    reply_set(call, 200, &body);
+    if (call->reply.http_status == 200 && strcmp(kind, "kernel") == 0) {
+        call->reply.content_type = "application/octet-stream";
+    }
+}
+
+int answer_info(struct tv_sched *sched, struct tv_call *call)
+{
+    struct tv_buf body;
+    switch (call->request.kind) {
+    case TV_CALL_READY:
+        return answer_ready(sched, call);
+    case TV_CALL_MODEL:
+        answer_model(sched, call);
+        break;
+    case TV_CALL_PARITY_TOTALS:
+        answer_totals(sched, call);
+        break;
+    case TV_CALL_PARITY_VIOLATION:
+        answer_violation(sched, call);
+        break;
+    default:
+        tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
+        tv_encode_health(&body);
+        reply_set(call, 200, &body);
+        break;
+    }
+    return 0;
+}

@@ -1,0 +1,217 @@
+/*
+ * job.h - what sched/'s files share: the scheduler, and a call on its way through the worker.
+ *
+ * Private to sched/. One lock, the session table's, guards the queue, the lists and the sessions;
+ * a job's own members belong to the worker from the moment it leaves the queue.
+ */
+#ifndef TV_SCHED_JOB_H
+#define TV_SCHED_JOB_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "sched/sched.h"
+#include "session/session.h"
+
+/* Sliced calls (create, extend, decode, one-shot, parity) that make progress side by side. */
+#define TV_SCHED_SLICED_MAX 8
+/* A worker inside one engine call for longer than this is not ready. */
+#define TV_SCHED_LAUNCH_US_MAX 30000000
+/* A deep readiness result is good for this long. */
+#define TV_SCHED_DEEP_US 1000000
+/* The worker looks at leases at least this often. */
+#define TV_SCHED_SWEEP_US 1000000
+/* Answers beside inline blocks: a decode of 1,024 tokens, a list of every session, a tail. */
+#define TV_SCHED_REPLY_BYTES (8u << 20)
+
+enum job_stage {
+    JOB_QUEUED,
+    JOB_PREFILL, /* sliced */
+    JOB_ROUND,   /* its next step is a round in a launch */
+    JOB_JUDGED,  /* the launch is done; an oracle's word is awaited */
+};
+
+/* What the answer's blocks point at; all owned by the job. */
+struct job_blocks {
+    int32_t *nodes, *accepted_tokens, *new_tokens; /* [nodes_max + 1] or [max_tokens] */
+    float *logprobs;
+    int32_t *topk_rows, *topk_ids;
+    float *topk_logits, *topk_lse;
+    struct tv_topk_block topk;
+    int32_t *logits_rows;
+    float *logits_data;
+    struct tv_logits_block logits;
+    char href[96];
+    struct tv_session_fetch *fetch;
+    struct tv_shadow_block shadow;
+};
+
+/* A parity comparison's copy of the fast result. */
+struct job_parity {
+    struct job *next; /* the comparer's queue; guarded by the lock */
+    int32_t *prefix;
+    float *logits;
+    struct tv_parity_case compared;
+    struct tv_shadow_round *captured;
+    struct tv_parity_report report;
+    int path_rc; /* of the comparison */
+};
+
+struct job {
+    struct job *next;         /* queue or running list; guarded by the lock */
+    struct tv_call *call;     /* who gets the answer first */
+    struct tv_call *twins;    /* the same round, sent again meanwhile; guarded by the lock */
+    struct tv_call *watchers; /* GET rounds/{seq} that wait; guarded by the lock */
+    struct tv_sched *sched;
+    enum job_stage stage;       /* the worker's */
+    int queued;                 /* in the queue, may still be dropped; guarded by the lock */
+    struct tv_session *session; /* NULL: one-shot, parity on its own prefix, or let go */
+    struct tv_context *context; /* the session's, or owned when own_context */
+    int own_context;
+    int32_t nodes; /* rows of its next round */
+    int picked;    /* is in the launch being put together */
+    int judged;    /* the oracle's word is there; guarded by the lock */
+
+    int64_t deadline_us; /* INT64_MAX: none */
+    int64_t queue_us, gpu_us;
+    int32_t batch; /* largest launch it was part of */
+
+    int32_t *tokens; /* prefill: the request's, or owned when keep_pending put one before */
+    int owns_tokens;
+    int32_t token_count, token_done;
+    struct tv_round_rule rule;
+
+    struct tv_tree step; /* decode: the one-node tree of the next step, on step_ arrays */
+    int32_t step_token, step_parent, step_depth;
+
+    int32_t staged; /* tokens written behind the session's */
+    struct tv_digest digest;
+    struct tv_drawn end;
+    int has_margin;
+    float margin_min;
+    struct tv_round round; /* the answer, as far as it is known */
+    struct job_blocks blocks;
+    struct job_parity *parity;
+    struct tv_cache_shortage shortage; /* for kv-full */
+};
+
+struct job_list {
+    struct job *first, **last;
+};
+
+struct curve_point {
+    int64_t us[15]; /* the newest samples, a ring */
+    int32_t count, next;
+};
+#define TV_SCHED_CURVE_POINTS 11 /* 1, 2, 4 .. 1024 nodes */
+
+struct tv_sched {
+    const struct tv_config *config;
+    struct tv_engine *engine;
+    struct tv_shadow *shadow;
+    struct tv_request_limits limits;
+    struct tv_limits_info limits_info;
+    int64_t launch_us_max;
+
+    struct tv_sessions table; /* its lock guards everything below but what says otherwise */
+    pthread_cond_t wake;      /* the worker's */
+    pthread_cond_t compare;   /* the comparer's */
+    struct job_list queue;    /* JOB_QUEUED, oldest first */
+    int32_t queue_count;
+    struct job_list running;   /* taken from the queue, not ended */
+    struct tv_call *deep;      /* GET readyz?deep=1 that wait for the self-test */
+    struct job *compare_queue; /* parity cases for the comparer; linked by parity->next */
+    int32_t in_flight;         /* calls that submit returned 1 for and that are not done */
+    int draining, refusing;    /* drain: not ready; new work is refused too */
+    int stopping, compare_stopping;
+    int worker_alive;
+    int self_test_rc, self_test_running;
+    char self_test_detail[160];
+    int64_t self_test_us;    /* when it last ended */
+    int launch_rc;           /* of the last launch; 0 or why the device is doubted */
+    int64_t launch_start_us; /* 0: the worker is outside the engine */
+    struct curve_point curve[TV_SCHED_CURVE_POINTS];
+
+    /* The worker's own. */
+    int64_t sweep_us;   /* when leases are looked at next */
+    int queue_first;    /* whose rounds fill the next launch first */
+    struct job **batch; /* [engine->requests_max] */
+    struct tv_round_in *batch_in;
+    struct tv_round_out *batch_out;
+    struct tv_shadow_round **batch_shadow;
+
+    pthread_t worker, comparer;
+    int worker_started, comparer_started, conds_made;
+};
+
+/* sched.c */
+void sched_lock(struct tv_sched *sched);
+void sched_unlock(struct tv_sched *sched);
+void job_list_init(struct job_list *list);
+void job_list_push(struct job_list *list, struct job *job);
+void job_list_remove(struct job_list *list, struct job *job);
+/* An answer of known form: body moved into the reply; a failed buffer becomes 500 internal. */
+void reply_set(struct tv_call *call, int http_status, struct tv_buf *body);
+/* The kept or just encoded answer of a round, as a replay. */
+void reply_replay(struct tv_call *call, const char *body, size_t bytes);
+/* Shorthand: one refusal with this code and text. */
+void reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer, const char *text);
+/* Without the lock: hand over a list of calls whose replies are set. */
+void calls_done(struct tv_sched *sched, struct tv_call *calls);
+
+/* answer.c, info.c: calls that need no device. Without the lock. */
+int answer_session(struct tv_sched *sched, struct tv_call *call);
+int answer_info(struct tv_sched *sched, struct tv_call *call);
+/* With the lock: epoch and session of a call. 0, or -EINVAL with *problem. */
+int session_of(struct tv_sched *sched, const struct tv_call *call, struct tv_session **ret_session,
+               struct tv_problem *problem);
+
+/* admit.c: calls for the worker. Without the lock. */
+int admit(struct tv_sched *sched, struct tv_call *call);
+void job_destroy(struct job *job);
+
+/* worker.c, launch.c, prefill.c, parity.c: the worker thread, without the lock. */
+void *worker_main(void *context);
+void engine_enter(struct tv_sched *sched);
+void engine_leave(struct tv_sched *sched, int rc);
+/* A tv_shadow_done: the oracle thread wakes the worker for this job (context). */
+void job_judged(void *context, const struct tv_shadow_block *block);
+void launch_run(struct tv_sched *sched, int32_t count);
+void prefill_slice(struct tv_sched *sched, struct job *job);
+void parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
+                 struct tv_shadow_round *captured);
+void parity_conclude(struct tv_sched *sched, struct job *job);
+int parity_self_case(struct tv_sched *sched, struct tv_request *request);
+void *comparer_main(void *context);
+/* info.c: the worker thread, without the lock. */
+void self_test_run(struct tv_sched *sched);
+/* With the lock: fill the checks; 1 when all hold. */
+#define TV_SCHED_CHECKS 5
+int ready_checks(struct tv_sched *sched, struct tv_ready_check *checks);
+
+/* finish.c: the worker thread, without the lock. Ends the job and completes its calls. */
+void job_succeed(struct tv_sched *sched, struct job *job);
+/* Parity: no round to keep. Takes over *body. */
+void job_answer(struct tv_sched *sched, struct job *job, int http_status, const char *content_type,
+                struct tv_buf *body);
+/* Close the job's own context, if it has one. */
+void job_close(struct tv_sched *sched, struct job *job);
+/* An engine call of this job said rc. */
+void job_fail_rc(struct tv_sched *sched, struct job *job, int rc);
+void job_fail(struct tv_sched *sched, struct job *job, enum tv_code code, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* A job that never left the queue, taken off it; with the lock. Its calls go to *ret_calls. */
+void job_drop(struct tv_sched *sched, struct job *job, enum tv_code code, const char *text,
+              struct tv_call **ret_calls);
+
+/* rows.c: copy what the answer shows of a round. 0 or -ENOMEM. */
+int blocks_take(struct job *job, const struct tv_tree *tree, const struct tv_round_out *out,
+                int32_t vocab);
+void blocks_finish(struct job_blocks *blocks);
+
+/* curve.c: measured cost by tree size; with the lock. */
+void curve_add(struct curve_point *points, int32_t nodes, int64_t us);
+int32_t curve_read(const struct curve_point *points, int64_t (*ret_pairs)[2]);
+
+#endif

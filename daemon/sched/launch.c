@@ -1,0 +1,228 @@
+/*
+ * launch.c - one engine call for the rounds of several jobs, and what becomes of each round.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "sched/job.h"
+
+void engine_enter(struct tv_sched *sched)
+{
+    sched_lock(sched);
+    sched->launch_start_us = tv_clock_us();
+    sched_unlock(sched);
+}
+
+void engine_leave(struct tv_sched *sched, int rc)
+{
+    sched_lock(sched);
+    sched->launch_start_us = 0;
+    sched->launch_rc = rc;
+    sched_unlock(sched);
+}
+
+static const struct tv_tree *tree_of(const struct job *job)
+{
+    return job->round.kind == TV_CALL_DECODE ? &job->step : &job->call->request.tree;
+}
+
+static int commits(const struct job *job)
+{
+    return job->round.kind == TV_CALL_VERIFY || job->round.kind == TV_CALL_DECODE;
+}
+
+static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
+{
+    struct job *job = sched->batch[i];
+    const struct tv_want *want = &job->call->request.want;
+    int is_parity = job->round.kind == TV_CALL_PARITY;
+    struct tv_shadow_round *captured = NULL;
+    if (job->batch == 0) { /* its first launch */
+        job->queue_us = now_us - job->call->received_us;
+    }
+    if (job->round.kind == TV_CALL_DECODE) {
+        job->step_token = job->staged > 0 ? job->end.token : job->session->pending;
+    }
+    if (sched->shadow != NULL) {
+        captured = tv_shadow_begin(sched->shadow, want->shadow || is_parity);
+    }
+    sched->batch_shadow[i] = captured;
+    sched->batch_in[i] = (struct tv_round_in){
+        .context = job->context,
+        .tree = tree_of(job),
+        .rule = job->rule,
+        .commit = commits(job),
+        .want_logits = want->logits || is_parity || captured != NULL,
+        .top_k = want->top_k,
+        .hook = captured != NULL ? tv_shadow_layer : NULL,
+        .hook_context = captured,
+    };
+    memset(&sched->batch_out[i], 0, sizeof sched->batch_out[i]);
+    sched->batch_out[i].code = TV_KERNEL_FAULT; /* unless the engine says otherwise */
+}
+
+/* The oracle thread has its word; the worker goes on from there. */
+void job_judged(void *context, const struct tv_shadow_block *block)
+{
+    struct job *job = context;
+    struct tv_sched *sched = job->sched;
+    sched_lock(sched);
+    job->blocks.shadow = *block;
+    job->judged = 1;
+    (void)pthread_cond_signal(&sched->wake);
+    sched_unlock(sched);
+}
+
+/* Hand a live round to the oracles. 1: the job waits for the word. */
+static int shadow_submit(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
+                         struct tv_shadow_round *captured)
+{
+    const struct tv_session *session = job->session;
+    if (captured != NULL) {
+        struct tv_parity_case fast = {
+            .prefix = session != NULL ? session->tokens : job->tokens,
+            .prefix_len = session != NULL ? session->len + job->staged : job->token_count,
+            .tree = tree_of(job),
+            .rule = job->rule,
+            .logits = out->logits,
+            .accepted_nodes = out->nodes,
+            .accepted_count = out->accepted_count,
+            .pending = out->end.token,
+            .noise = sched->engine->noise,
+            .round = captured,
+        };
+        tv_shadow_attach(sched->shadow, captured, &fast);
+    }
+    if (!job->call->request.want.shadow) {
+        if (captured != NULL) {
+            tv_shadow_submit(sched->shadow, captured, NULL, NULL);
+        }
+        return 0;
+    }
+    job->round.shadow = &job->blocks.shadow;
+    if (captured == NULL) { /* the answer says that it did not run */
+        return 0;
+    }
+    job->stage = JOB_JUDGED;
+    tv_shadow_submit(sched->shadow, captured, job_judged, job);
+    return 1;
+}
+
+static void abandon(struct tv_sched *sched, struct tv_shadow_round *captured)
+{
+    if (captured != NULL) {
+        tv_shadow_abandon(sched->shadow, captured);
+    }
+}
+
+static void margin_take(struct job *job, const struct tv_drawn *end)
+{
+    if (end->has_margin && (!job->has_margin || end->margin < job->margin_min)) {
+        job->has_margin = 1;
+        job->margin_min = end->margin;
+    }
+    job->end = *end;
+}
+
+/* verify and one-shot: the round is the answer. */
+static void tree_settle(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
+                        struct tv_shadow_round *captured)
+{
+    const struct tv_tree *tree = tree_of(job);
+    int rc = blocks_take(job, tree, out, sched->engine->vocab);
+    if (rc != 0) {
+        abandon(sched, captured);
+        job_fail_rc(sched, job, rc);
+        return;
+    }
+    job->round.stat_nodes = tree->count;
+    job->round.stat_depth = tree->depth;
+    margin_take(job, &out->end);
+    int waits = shadow_submit(sched, job, out, captured); /* its prefix: before the commit */
+    if (job->session != NULL) {
+        tv_session_stage(job->session, 0, job->blocks.accepted_tokens, out->accepted_count,
+                         &job->digest);
+        job->staged = out->accepted_count;
+    }
+    if (!waits) {
+        job_succeed(sched, job);
+    }
+}
+
+static void decode_settle(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
+                          struct tv_shadow_round *captured)
+{
+    struct job_blocks *blocks = &job->blocks;
+    int32_t max_tokens = job->call->request.max_tokens;
+    if (blocks->new_tokens == NULL) {
+        blocks->new_tokens = malloc((size_t)max_tokens * sizeof *blocks->new_tokens);
+    }
+    if (blocks->new_tokens == NULL) {
+        abandon(sched, captured);
+        job_fail_rc(sched, job, -ENOMEM);
+        return;
+    }
+    (void)shadow_submit(sched, job, out, captured); /* decode has no want: nothing to wait for */
+    tv_session_stage(job->session, job->staged, &job->step_token, 1, &job->digest);
+    job->staged++;
+    margin_take(job, &out->end);
+    blocks->new_tokens[job->round.new_count++] = out->end.token;
+    job->round.new_tokens = blocks->new_tokens;
+    job->round.stat_nodes++;
+    if (job->end.finish != TV_FINISH_NONE || job->round.new_count == max_tokens) {
+        job_succeed(sched, job);
+    }
+}
+
+static void round_settle(struct tv_sched *sched, int32_t i, int32_t count)
+{
+    struct job *job = sched->batch[i];
+    struct tv_round_out *out = &sched->batch_out[i];
+    struct tv_shadow_round *captured = sched->batch_shadow[i];
+    job->picked = 0;
+    job->gpu_us += out->device_us;
+    job->batch = job->batch > count ? job->batch : count;
+    if (out->code == TV_OK && out->accepted_count < 1) {
+        out->code = TV_KERNEL_FAULT; /* the call failed before this round was answered */
+    }
+    if (out->code != TV_OK) {
+        abandon(sched, captured);
+        job->shortage = out->shortage;
+        job_fail(sched, job, out->code, "%s",
+                 out->detail[0] != '\0' ? out->detail : "the launch failed");
+    } else if (job->round.kind == TV_CALL_PARITY) {
+        parity_take(sched, job, out, captured);
+    } else if (job->round.kind == TV_CALL_DECODE) {
+        decode_settle(sched, job, out, captured);
+    } else {
+        tree_settle(sched, job, out, captured);
+    }
+}
+
+void launch_run(struct tv_sched *sched, int32_t count)
+{
+    int32_t rows = 0;
+    int64_t start_us = tv_clock_us();
+    for (int32_t i = 0; i < count; i++) {
+        round_prepare(sched, i, start_us);
+        rows += sched->batch_in[i].tree->count;
+    }
+    engine_enter(sched);
+    start_us = tv_clock_us();
+    int rc = sched->engine->ops->verify(sched->engine, sched->batch_in, count, sched->batch_out);
+    int64_t took_us = tv_clock_us() - start_us;
+    for (int32_t i = 0; i < count && rc == 0; i++) {
+        rc = sched->batch_out[i].code == TV_KERNEL_FAULT ? -EIO : 0;
+    }
+    engine_leave(sched, rc);
+    if (rc == 0) {
+        sched_lock(sched);
+        curve_add(sched->curve, rows, took_us);
+        sched_unlock(sched);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        round_settle(sched, i, count);
+    }
+}

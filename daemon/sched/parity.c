@@ -1,0 +1,182 @@
+/*
+ * parity.c - POST /v1/parity: one fast round against both oracles, committing nothing.
+ *
+ * The worker runs the round and copies it; the path oracle runs on a thread of its own, because it
+ * takes as long as it takes and must not delay a round that did not ask.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "sched/job.h"
+
+/* The built-in case: a prefix over a page border of 16, and a binary tree of draft tokens. */
+#define SELF_PREFIX 40
+#define SELF_NODES  15
+
+int parity_self_case(struct tv_sched *sched, struct tv_request *request)
+{
+    struct tv_problem problem = {0};
+    int32_t vocab = sched->engine->vocab, prefix = SELF_PREFIX;
+    if (prefix > sched->engine->max_len - SELF_NODES) {
+        prefix = 0;
+    }
+    struct tv_tree *tree = &request->tree;
+    request->tokens = malloc(SELF_PREFIX * sizeof *request->tokens);
+    tree->tokens = malloc(SELF_NODES * sizeof *tree->tokens);
+    tree->parents = malloc(SELF_NODES * sizeof *tree->parents);
+    if (request->tokens == NULL || tree->tokens == NULL || tree->parents == NULL) {
+        return -ENOMEM; /* the request's owner frees what is there */
+    }
+    request->token_count = prefix;
+    for (int32_t i = 0; i < prefix; i++) {
+        request->tokens[i] = (7 * i + 3) % vocab;
+    }
+    tree->count = sched->limits.tree.nodes_max < SELF_NODES ? 1 : SELF_NODES;
+    for (int32_t i = 0; i < tree->count; i++) {
+        tree->tokens[i] = i % vocab; /* siblings differ by one, so they are never equal */
+        tree->parents[i] = i == 0 ? -1 : (i - 1) / 2;
+    }
+    request->has_tree = 1;
+    return tv_tree_check(tree, &sched->limits.tree, &problem);
+}
+
+static void *copy(const void *data, size_t bytes)
+{
+    void *kept = malloc(bytes > 0 ? bytes : 1);
+    if (kept != NULL && bytes > 0) {
+        memcpy(kept, data, bytes);
+    }
+    return kept;
+}
+
+/* Everything the oracles need, in memory of the job's own. */
+static int parity_copy(struct tv_sched *sched, struct job *job, const struct tv_round_out *out)
+{
+    const struct tv_tree *tree = &job->call->request.tree;
+    const struct tv_session *session = job->session;
+    const int32_t *prefix = session != NULL ? session->tokens : job->tokens;
+    int32_t prefix_len = session != NULL ? session->len : job->token_count;
+    struct job_parity *parity = calloc(1, sizeof *parity);
+    job->parity = parity;
+    if (parity == NULL || blocks_take(job, tree, out, sched->engine->vocab) != 0) {
+        return -ENOMEM;
+    }
+    parity->prefix = copy(prefix, (size_t)prefix_len * sizeof *prefix);
+    parity->logits =
+        copy(out->logits, (size_t)tree->count * (size_t)sched->engine->vocab * sizeof *out->logits);
+    parity->compared = (struct tv_parity_case){
+        .prefix = parity->prefix,
+        .prefix_len = prefix_len,
+        .tree = tree,
+        .rule = job->rule,
+        .logits = parity->logits,
+        .accepted_nodes = job->blocks.nodes,
+        .accepted_count = out->accepted_count,
+        .pending = out->end.token,
+        .noise = sched->engine->noise,
+    };
+    return parity->prefix == NULL || parity->logits == NULL ? -ENOMEM : 0;
+}
+
+/* Both oracles; after the second one's word the worker concludes, so the job is not touched then.
+ */
+static void compare(struct tv_sched *sched, struct job *job)
+{
+    struct job_parity *parity = job->parity;
+    parity->path_rc = tv_shadow_path_compare(sched->shadow, &parity->compared, &parity->report);
+    tv_shadow_submit(sched->shadow, parity->captured, job_judged, job);
+}
+
+void parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
+                 struct tv_shadow_round *captured)
+{
+    /* Weights in a device's own memory are the worker's to copy. */
+    const struct tv_kernels *kernels = sched->engine->kernels;
+    int on_worker = kernels != NULL && !kernels->host_memory;
+    if (sched->shadow == NULL || captured == NULL) {
+        job_fail(sched, job, TV_INTERNAL, "there is no oracle for this engine");
+        return;
+    }
+    if (parity_copy(sched, job, out) != 0) {
+        tv_shadow_abandon(sched->shadow, captured);
+        job_fail_rc(sched, job, -ENOMEM);
+        return;
+    }
+    /* Not attached: the path oracle draws the walk again, so that the kernel oracle's tokens_equal
+     * tells whether the kernel was within its bounds. */
+    job->parity->captured = captured;
+    job->parity->compared.round = captured;
+    job_close(sched, job); /* its pages are pinned as long as the oracle needs them */
+    sched_lock(sched);
+    if (job->session != NULL) {
+        tv_session_renew(job->session, 0, tv_clock_us());
+        tv_session_idle(&sched->table, job->session);
+        job->session = NULL;
+        job->context = NULL;
+    }
+    job->stage = JOB_JUDGED;
+    if (on_worker) {
+        sched_unlock(sched);
+        compare(sched, job);
+        return;
+    }
+    struct job **link = &sched->compare_queue;
+    while (*link != NULL) {
+        link = &(*link)->parity->next;
+    }
+    *link = job;
+    (void)pthread_cond_signal(&sched->compare);
+    sched_unlock(sched);
+}
+
+void *comparer_main(void *context)
+{
+    struct tv_sched *sched = context;
+    sched_lock(sched);
+    while (!sched->compare_stopping || sched->compare_queue != NULL) {
+        struct job *job = sched->compare_queue;
+        if (job == NULL) {
+            (void)pthread_cond_wait(&sched->compare, &sched->table.lock);
+            continue;
+        }
+        struct job_parity *parity = job->parity;
+        sched->compare_queue = parity->next;
+        sched_unlock(sched);
+        parity->path_rc = tv_shadow_path_compare(sched->shadow, &parity->compared, &parity->report);
+        tv_shadow_submit(sched->shadow, parity->captured, job_judged, job);
+        sched_lock(sched);
+    }
+    sched_unlock(sched);
+    return NULL;
+}
+
+void parity_conclude(struct tv_sched *sched, struct job *job)
+{
+    struct tv_parity_report *report = &job->parity->report;
+    struct tv_buf body;
+    if (job->parity->path_rc != 0) {
+        job_fail(sched, job, TV_INTERNAL, "the path oracle could not run: %s",
+                 strerror(-job->parity->path_rc));
+        return;
+    }
+    if (!job->blocks.shadow.ran) {
+        job_fail(sched, job, TV_OVERLOADED, "the kernel oracle has no room for this round");
+        return;
+    }
+    report->kernel = job->blocks.shadow.kernel;
+    report->ok = report->ok && job->blocks.shadow.tokens_equal;
+    report->took_ms = (tv_clock_us() - job->call->received_us) / 1000;
+    tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
+    if (report->ok || !job->call->request.strict) {
+        tv_encode_parity_report(&body, report);
+        job_answer(sched, job, 200, "application/json", &body);
+        return;
+    }
+    struct tv_problem problem;
+    tv_problem_set(&problem, TV_PARITY_MISMATCH, NULL, "fast path and oracle differ");
+    tv_encode_problem(&body, &problem, job->call->request_id, report);
+    job_answer(sched, job, tv_code_info(problem.code)->http_status, "application/problem+json",
+               &body);
+}

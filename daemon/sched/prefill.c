@@ -1,0 +1,87 @@
+/*
+ * prefill.c - known tokens into a context, a slice at a time, so that small rounds get between.
+ */
+#include <errno.h>
+
+#include "base/clock.h"
+#include "sched/job.h"
+
+/* First slice: when it started, and where it goes. */
+static int begin(struct tv_sched *sched, struct job *job)
+{
+    job->queue_us = tv_clock_us() - job->call->received_us;
+    job->batch = 1;
+    if (!job->own_context) {
+        return 0;
+    }
+    if (job->round.kind == TV_CALL_ONESHOT) {
+        tv_digest_start(&job->digest, sched->table.params.model_id, "", 0);
+    }
+    return sched->engine->ops->context_open(sched->engine, &job->context);
+}
+
+/* Create and extend end here; the others go on with their tree. */
+static void end(struct tv_sched *sched, struct job *job, const struct tv_drawn *drawn)
+{
+    if (job->round.kind == TV_CALL_ONESHOT || job->round.kind == TV_CALL_PARITY) {
+        job->stage = JOB_ROUND;
+        return;
+    }
+    job->end = *drawn;
+    job->has_margin = drawn->has_margin;
+    job->margin_min = drawn->margin;
+    if (job->round.kind == TV_CALL_EXTEND) {
+        job->round.new_count = 1;
+        job->round.new_tokens = &job->end.token;
+    }
+    job_succeed(sched, job);
+}
+
+static void digest_advance(struct job *job, const int32_t *tokens, int32_t count)
+{
+    if (job->session != NULL) {
+        tv_session_stage(job->session, job->staged, tokens, count, &job->digest);
+        job->staged += count;
+    } else if (job->round.kind == TV_CALL_ONESHOT) {
+        for (int32_t i = 0; i < count; i++) {
+            tv_digest_push(&job->digest, tokens[i]);
+        }
+    }
+}
+
+void prefill_slice(struct tv_sched *sched, struct job *job)
+{
+    int draws = job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_EXTEND;
+    struct tv_drawn drawn = {0};
+    if (job->token_done == 0) {
+        int rc = begin(sched, job);
+        if (rc != 0) {
+            job_fail_rc(sched, job, rc);
+            return;
+        }
+    }
+    int32_t count = job->token_count - job->token_done;
+    if (count > sched->engine->prefill_rows) {
+        count = sched->engine->prefill_rows;
+    }
+    if (count > 0) {
+        const int32_t *tokens = job->tokens + job->token_done;
+        int last = job->token_done + count == job->token_count;
+        int64_t start_us = tv_clock_us();
+        engine_enter(sched);
+        int rc =
+            sched->engine->ops->prefill(sched->engine, job->context, tokens, count,
+                                        draws && last ? &job->rule : NULL, &drawn, &job->shortage);
+        engine_leave(sched, rc == -EIO ? rc : 0);
+        job->gpu_us += tv_clock_us() - start_us;
+        if (rc != 0) {
+            job_fail_rc(sched, job, rc);
+            return;
+        }
+        digest_advance(job, tokens, count);
+        job->token_done += count;
+    }
+    if (job->token_done == job->token_count) {
+        end(sched, job, &drawn);
+    }
+}

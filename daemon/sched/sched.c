@@ -1,0 +1,383 @@
+/*
+ * sched.c - the scheduler's outside: start and stop, submit, cancel, drain, and filling replies.
+ *
+ * Decides nothing about a session; that is session/. Never calls done while it holds the lock.
+ */
+#include "sched/sched.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "sched/job.h"
+
+struct tv_call *tv_call_create(void)
+{
+    struct tv_call *call = calloc(1, sizeof *call);
+    if (call != NULL) {
+        atomic_init(&call->cancelled, 0);
+    }
+    return call;
+}
+
+void tv_call_destroy(struct tv_call *call)
+{
+    if (call != NULL) {
+        tv_request_finish(&call->request);
+        tv_buf_finish(&call->reply.body);
+        free(call);
+    }
+}
+
+/* Neither can fail: an ordinary mutex that outlives every thread. */
+void sched_lock(struct tv_sched *sched)
+{
+    (void)pthread_mutex_lock(&sched->table.lock);
+}
+
+void sched_unlock(struct tv_sched *sched)
+{
+    (void)pthread_mutex_unlock(&sched->table.lock);
+}
+
+void job_list_init(struct job_list *list)
+{
+    list->first = NULL;
+    list->last = &list->first;
+}
+
+void job_list_push(struct job_list *list, struct job *job)
+{
+    job->next = NULL;
+    *list->last = job;
+    list->last = &job->next;
+}
+
+void job_list_remove(struct job_list *list, struct job *job)
+{
+    struct job **link = &list->first;
+    while (*link != job) {
+        link = &(*link)->next;
+    }
+    *link = job->next;
+    if (job->next == NULL) {
+        list->last = link;
+    }
+    job->next = NULL;
+}
+
+void reply_set(struct tv_call *call, int http_status, struct tv_buf *body)
+{
+    if (body->failed != 0) {
+        tv_buf_finish(body);
+        reply_refuse(call, TV_INTERNAL, NULL, "the answer could not be written");
+        return;
+    }
+    tv_buf_finish(&call->reply.body);
+    call->reply.http_status = http_status;
+    call->reply.content_type = "application/json";
+    call->reply.body = *body;
+    memset(body, 0, sizeof *body);
+}
+
+void reply_replay(struct tv_call *call, const char *body, size_t bytes)
+{
+    struct tv_buf copy;
+    tv_buf_init(&copy, bytes + 1);
+    tv_buf_append(&copy, body, bytes);
+    if (copy.failed == 0) {
+        copy.failed = tv_encode_mark_replayed(&copy);
+    }
+    reply_set(call, 200, &copy);
+}
+
+void reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer, const char *text)
+{
+    struct tv_problem problem;
+    tv_problem_set(&problem, code, pointer, "%s", text);
+    tv_sched_refuse(call, &problem);
+}
+
+void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem)
+{
+    struct tv_reply *reply = &call->reply;
+    tv_buf_finish(&reply->body);
+    memset(reply, 0, sizeof *reply);
+    tv_buf_init(&reply->body, TV_SCHED_REPLY_BYTES);
+    tv_encode_problem(&reply->body, problem, call->request_id, NULL);
+    reply->http_status = tv_code_info(problem->code)->http_status;
+    reply->content_type = "application/problem+json";
+    reply->allow = problem->allow;
+    reply->retry_after_s = problem->retry_after_s;
+    if (reply->retry_after_s == 0 && (reply->http_status == 429 || reply->http_status == 503)) {
+        reply->retry_after_s = 1;
+    }
+    tv_problem_finish(problem);
+}
+
+void calls_done(struct tv_sched *sched, struct tv_call *calls)
+{
+    while (calls != NULL) {
+        struct tv_call *call = calls;
+        calls = call->next;
+        call->next = NULL;
+        sched_lock(sched);
+        sched->in_flight--;
+        sched_unlock(sched);
+        call->done(call); /* may free the call */
+    }
+}
+
+int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
+{
+    switch (call->request.kind) {
+    case TV_CALL_LIST:
+    case TV_CALL_STATE:
+    case TV_CALL_DELETE:
+    case TV_CALL_RENEW:
+    case TV_CALL_ROUND:
+    case TV_CALL_TENSOR:
+        return answer_session(sched, call);
+    case TV_CALL_PARITY_TOTALS:
+    case TV_CALL_PARITY_VIOLATION:
+    case TV_CALL_MODEL:
+    case TV_CALL_HEALTH:
+    case TV_CALL_READY:
+        return answer_info(sched, call);
+    case TV_CALL_CREATE:
+    case TV_CALL_VERIFY:
+    case TV_CALL_EXTEND:
+    case TV_CALL_DECODE:
+    case TV_CALL_ONESHOT:
+    case TV_CALL_PARITY:
+        break;
+    }
+    return admit(sched, call);
+}
+
+static int unlink_call(struct tv_call **list, const struct tv_call *call)
+{
+    for (struct tv_call **link = list; *link != NULL; link = &(*link)->next) {
+        if (*link == call) {
+            *link = call->next;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Take the call out of a job that it is only attached to. */
+static int unlink_attached(struct job *jobs, struct tv_call *call)
+{
+    for (struct job *job = jobs; job != NULL; job = job->next) {
+        if (unlink_call(&job->twins, call) || unlink_call(&job->watchers, call)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
+{
+    static const char text[] = "the client has gone";
+    struct tv_call *calls = NULL;
+    sched_lock(sched);
+    /* relaxed: only a hint for who looks at the call; the lists are guarded by the lock */
+    atomic_store_explicit(&call->cancelled, 1, memory_order_relaxed);
+    if (unlink_attached(sched->queue.first, call) || unlink_attached(sched->running.first, call) ||
+        unlink_call(&sched->deep, call)) {
+        calls = call;
+        call->next = NULL;
+    } else {
+        struct job *job = sched->queue.first;
+        while (job != NULL && job->call != call) {
+            job = job->next;
+        }
+        if (job != NULL && job->twins != NULL) { /* somebody else still wants this round */
+            job->call = job->twins;
+            job->twins = job->twins->next;
+            calls = call;
+            call->next = NULL;
+        } else if (job != NULL) {
+            job_drop(sched, job, TV_DEADLINE, text, &calls);
+        }
+    }
+    if (calls == call) {
+        reply_refuse(call, TV_DEADLINE, NULL, text);
+    }
+    sched_unlock(sched);
+    calls_done(sched, calls);
+}
+
+void tv_sched_drain(struct tv_sched *sched, int draining, int refuse)
+{
+    sched_lock(sched);
+    sched->draining = draining;
+    sched->refusing = draining && refuse;
+    sched_unlock(sched);
+}
+
+int32_t tv_sched_in_flight(struct tv_sched *sched)
+{
+    sched_lock(sched);
+    int32_t count = sched->in_flight;
+    sched_unlock(sched);
+    return count;
+}
+
+const struct tv_request_limits *tv_sched_limits(const struct tv_sched *sched)
+{
+    return &sched->limits;
+}
+
+static void limits_settle(struct tv_sched *sched)
+{
+    const struct tv_config *config = sched->config;
+    int32_t nodes_max = config->max_nodes;
+    if (nodes_max > sched->engine->nodes_max) {
+        nodes_max = sched->engine->nodes_max;
+    }
+    sched->limits = (struct tv_request_limits){
+        .tree = {.nodes_max = nodes_max,
+                 .depth_max = config->max_depth,
+                 .vocab = sched->engine->vocab},
+        .max_len = sched->engine->max_len,
+        .inline_bytes = (size_t)config->inline_bytes,
+    };
+    sched->limits_info = (struct tv_limits_info){
+        .max_nodes = nodes_max,
+        .max_depth = config->max_depth,
+        .max_pipeline = 1,
+        .replay_window = 1,
+        .max_sessions = config->max_sessions,
+        .body_bytes = config->body_bytes,
+        .inline_bytes = config->inline_bytes,
+    };
+}
+
+static int conds_make(struct tv_sched *sched)
+{
+    pthread_condattr_t attr;
+    int rc = pthread_condattr_init(&attr);
+    if (rc != 0) {
+        return -rc;
+    }
+    rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    if (rc == 0) {
+        rc = pthread_cond_init(&sched->wake, &attr);
+    }
+    if (rc == 0) {
+        rc = pthread_cond_init(&sched->compare, &attr);
+        if (rc != 0) {
+            (void)pthread_cond_destroy(&sched->wake);
+        }
+    }
+    (void)pthread_condattr_destroy(&attr); /* cannot fail on an initialised one */
+    sched->conds_made = rc == 0;
+    return -rc;
+}
+
+static int threads_start(struct tv_sched *sched)
+{
+    sched->worker_alive = 1;
+    int rc = pthread_create(&sched->worker, NULL, worker_main, sched);
+    if (rc != 0) {
+        return -rc;
+    }
+    sched->worker_started = 1;
+    rc = pthread_create(&sched->comparer, NULL, comparer_main, sched);
+    sched->comparer_started = rc == 0;
+    return -rc;
+}
+
+int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
+                    struct tv_shadow *shadow, struct tv_sched **ret_sched)
+{
+    struct tv_sched *sched = calloc(1, sizeof *sched);
+    if (sched == NULL) {
+        return -ENOMEM;
+    }
+    size_t batch = (size_t)engine->requests_max;
+    sched->config = config;
+    sched->engine = engine;
+    sched->shadow = shadow;
+    sched->launch_us_max = TV_SCHED_LAUNCH_US_MAX;
+    job_list_init(&sched->queue);
+    job_list_init(&sched->running);
+    limits_settle(sched);
+    struct tv_sessions_params params = {.sessions_max = config->max_sessions,
+                                        .page_size = config->page_size,
+                                        .model_max_len = engine->max_len};
+    if (engine->model != NULL) {
+        memcpy(params.model_id, tv_model_id(engine->model), sizeof params.model_id);
+    }
+    int rc = tv_sessions_init(&sched->table, &params);
+    if (rc == 0) {
+        rc = conds_make(sched);
+    }
+    sched->batch = calloc(batch, sizeof(struct job *));
+    sched->batch_in = calloc(batch, sizeof *sched->batch_in);
+    sched->batch_out = calloc(batch, sizeof *sched->batch_out);
+    sched->batch_shadow = calloc(batch, sizeof(struct tv_shadow_round *));
+    if (rc == 0 && (sched->batch == NULL || sched->batch_in == NULL || sched->batch_out == NULL ||
+                    sched->batch_shadow == NULL)) {
+        rc = -ENOMEM;
+    }
+    if (rc == 0) {
+        rc = threads_start(sched);
+    }
+    if (rc != 0) {
+        tv_sched_destroy(sched);
+        return rc;
+    }
+    *ret_sched = sched;
+    return 0;
+}
+
+static void contexts_close(struct tv_sched *sched)
+{
+    struct tv_sessions *table = &sched->table;
+    for (size_t i = 0; table->buckets != NULL && i < table->bucket_count; i++) {
+        for (struct tv_session *session = table->buckets[i]; session != NULL;
+             session = session->next) {
+            sched->engine->ops->context_close(sched->engine, session->context);
+            session->context = NULL;
+        }
+    }
+}
+
+void tv_sched_destroy(struct tv_sched *sched)
+{
+    if (sched == NULL) {
+        return;
+    }
+    if (sched->worker_started) {
+        sched_lock(sched);
+        sched->draining = sched->refusing = sched->stopping = 1;
+        (void)pthread_cond_signal(&sched->wake);
+        sched_unlock(sched);
+        (void)pthread_join(sched->worker, NULL); /* ours and joinable */
+    }
+    if (sched->comparer_started) { /* after the worker: it waits for what it handed over */
+        sched_lock(sched);
+        sched->compare_stopping = 1;
+        (void)pthread_cond_signal(&sched->compare);
+        sched_unlock(sched);
+        (void)pthread_join(sched->comparer, NULL);
+    }
+    contexts_close(sched); /* the worker is gone: nobody else calls the engine */
+    tv_sessions_finish(&sched->table);
+    if (sched->conds_made) {
+        (void)pthread_cond_destroy(&sched->wake);
+        (void)pthread_cond_destroy(&sched->compare);
+    }
+    free(sched->batch);
+    free(sched->batch_in);
+    free(sched->batch_out);
+    free(sched->batch_shadow);
+    free(sched);
+}
