@@ -1,0 +1,256 @@
+/*
+ * test_kernels_table.c - the table as a whole: creation, refusals, workspaces that are too small,
+ * pools beyond 32 bits (B27), and the threads of the cpu backend.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu_features.h"
+#include "kernels/kernels.h"
+
+static void test_create_by_name(void **state)
+{
+    (void)state;
+    struct tv_kernels *k = NULL;
+    assert_int_equal(tv_kernels_create("gpu", NULL, &k), -ENOTSUP);
+    assert_null(k);
+    static const char *const names[] = {"ref", "cpu"};
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(tv_kernels_create(names[i], NULL, &k), 0);
+        assert_string_equal(k->name, names[i]);
+        assert_int_equal(k->abi, TV_KERNELS_ABI);
+        assert_int_equal(k->host_memory, 1);
+        void *memory = k->alloc(k, 1);
+        assert_non_null(memory);
+        assert_int_equal((uintptr_t)memory % 64, 0);
+        k->free(k, memory);
+        assert_null(k->alloc(k, SIZE_MAX));
+        k->destroy(k);
+    }
+}
+
+static void test_mask_forbids_features(void **state)
+{
+    (void)state;
+    struct tv_kernels *k = NULL;
+    struct tv_kernels_options options = {.threads = 1, .cpu_flags_mask = 0};
+    assert_int_equal(tv_kernels_create("cpu", &options, &k), 0);
+    assert_string_equal(k->variant, "portable");
+    k->destroy(k);
+    options.cpu_flags_mask = TV_CPU_AVX2;
+    assert_int_equal(tv_kernels_create("cpu", &options, &k), 0);
+    const char *expected = tv_cpu_features_detect() & TV_CPU_AVX2 ? "avx2" : "portable";
+    assert_string_equal(k->variant, expected);
+    k->destroy(k);
+}
+
+struct attn_fixture {
+    struct tv_verify_attn args;
+    float q[2 * 576], out[2 * 512], lse[2];
+    int32_t page_table[2], prefix_len, node_count, parents[2];
+};
+
+/* Two nodes behind a prefix of 70 tokens, pages of 64, one head. */
+static void attn_init(struct attn_fixture *f, const void *kv, int64_t page_count, int32_t page)
+{
+    memset(f, 0, sizeof *f);
+    for (int i = 0; i < 2 * 576; i++) {
+        f->q[i] = (float)((i * 7) % 11) - 5.0f;
+    }
+    f->page_table[0] = page;
+    f->page_table[1] = page + 1;
+    f->prefix_len = 70;
+    f->node_count = 2;
+    f->parents[0] = -1;
+    f->args = (struct tv_verify_attn){
+        .batch = 1,
+        .q_len = 2,
+        .heads = 1,
+        .latent_dim = 512,
+        .rope_dim = 64,
+        .softmax_scale = 0.05f,
+        .dtype = TV_F32,
+        .out_dtype = TV_F32,
+        .q = f->q,
+        .kv_pages = kv,
+        .page_count = page_count,
+        .page_size = 64,
+        .max_pages = 2,
+        .page_table = f->page_table,
+        .prefix_len = &f->prefix_len,
+        .node_count = &f->node_count,
+        .parents = f->parents,
+        .kv_len_max = 72,
+        .out = f->out,
+        .lse = f->lse,
+    };
+}
+
+static int attn_run(struct tv_kernels *k, struct attn_fixture *f)
+{
+    f->args.workspace_bytes = k->verify_attn_workspace(k, &f->args);
+    f->args.workspace = k->alloc(k, f->args.workspace_bytes);
+    assert_non_null(f->args.workspace);
+    int rc = k->verify_attn(k, &f->args);
+    k->free(k, f->args.workspace);
+    return rc;
+}
+
+static void fill_rows(float *kv)
+{
+    for (int i = 0; i < 128 * 576; i++) {
+        kv[i] = (float)((i * 13) % 17) * 0.125f - 1.0f;
+    }
+}
+
+/* B27: the same rows at the bottom and at the top of a pool of more than 2^32 elements. The pool is
+ * address space alone; only the pages that are used get memory. */
+static void test_b27_top_of_a_large_pool(void **state)
+{
+    (void)state;
+    const int64_t page_elements = 64 * 576;
+    const int64_t pages = ((int64_t)1 << 32) / page_elements + 16;
+    size_t bytes = (size_t)(pages * page_elements) * sizeof(float);
+    static const char *const names[] = {"ref", "cpu"};
+    float *pool = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pool == MAP_FAILED) {
+        skip(); /* a limit on address space */
+    }
+    fill_rows(pool);
+    fill_rows(pool + (pages - 2) * page_elements);
+    for (size_t i = 0; i < 2; i++) {
+        struct tv_kernels *k = NULL;
+        struct attn_fixture low, high;
+        assert_int_equal(tv_kernels_create(names[i], NULL, &k), 0);
+        attn_init(&low, pool, pages, 0);
+        attn_init(&high, pool, pages, (int32_t)pages - 2);
+        assert_int_equal(attn_run(k, &low), 0);
+        assert_int_equal(attn_run(k, &high), 0);
+        assert_memory_equal(low.out, high.out, sizeof low.out);
+        assert_memory_equal(low.lse, high.lse, sizeof low.lse);
+        int64_t src = pages * 64 - 1, dst = 0;
+        pool[src * 576] = 42.0f;
+        assert_int_equal(k->kv_move(k, pool, 576 * sizeof(float), pages * 64, &src, &dst, 1), 0);
+        assert_true(pool[0] == 42.0f);
+        fill_rows(pool);
+        k->destroy(k);
+    }
+    assert_int_equal(munmap(pool, bytes), 0);
+}
+
+static void test_attention_refuses(void **state)
+{
+    (void)state;
+    struct tv_kernels *k = NULL;
+    struct attn_fixture f;
+    float *kv = malloc(128 * 576 * sizeof *kv);
+    assert_non_null(kv);
+    fill_rows(kv);
+    assert_int_equal(tv_kernels_create("cpu", NULL, &k), 0);
+    attn_init(&f, kv, 2, 0);
+    f.page_table[1] = 2;
+    assert_int_equal(attn_run(k, &f), -EINVAL);
+    f.page_table[1] = -1;
+    assert_int_equal(attn_run(k, &f), -EINVAL);
+    attn_init(&f, kv, 2, 0);
+    f.parents[1] = 1;
+    assert_int_equal(attn_run(k, &f), -EINVAL);
+    f.parents[1] = -1;
+    assert_int_equal(attn_run(k, &f), -EINVAL);
+    attn_init(&f, kv, 2, 0);
+    f.args.kv_len_max = 71;
+    assert_int_equal(attn_run(k, &f), -EINVAL);
+    attn_init(&f, kv, 2, 0);
+    f.args.page_size = 1;
+    assert_int_equal(attn_run(k, &f), -EINVAL);
+    attn_init(&f, kv, 2, 0);
+    f.args.workspace = kv;
+    f.args.workspace_bytes = 8;
+    assert_int_equal(k->verify_attn(k, &f.args), -ENOSPC);
+    assert_int_equal(k->verify_attn_naive(k, &f.args), -ENOSPC);
+    attn_init(&f, kv, 2, 0);
+    assert_int_equal(attn_run(k, &f), 0);
+    k->destroy(k);
+    free(kv);
+}
+
+static void test_experts_refuse_unknown_ids(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"ref", "cpu"};
+    for (size_t i = 0; i < 2; i++) {
+        struct tv_kernels *k = NULL;
+        int32_t ids[1] = {4};
+        float x[8] = {0}, weights[1] = {1.0f};
+        struct tv_experts a = {.rows = 1, .hidden = 8, .inter = 8, .experts = 4, .top_k = 1};
+        a.x = a.y = x;
+        a.ids = ids;
+        a.weights = weights;
+        assert_int_equal(tv_kernels_create(names[i], NULL, &k), 0);
+        assert_int_equal(k->experts(k, &a), -EINVAL);
+        ids[0] = -1;
+        assert_int_equal(k->experts(k, &a), -EINVAL);
+        k->destroy(k);
+    }
+}
+
+struct count_job {
+    int32_t seen[1000];
+    int32_t threads;
+    atomic_int strangers; /* items run under a thread number that does not exist */
+};
+
+static void count_item(void *arg, int32_t item, int32_t thread)
+{
+    struct count_job *job = arg;
+    job->seen[item]++;
+    if (thread < 0 || thread >= job->threads) {
+        atomic_fetch_add(&job->strangers, 1);
+    }
+}
+
+/* Every item exactly once, job after job, with more threads than processors. */
+static void test_pool_runs_each_item_once(void **state)
+{
+    (void)state;
+    for (int32_t threads = 1; threads <= 5; threads++) {
+        struct tv_cpu_pool *pool = NULL;
+        assert_int_equal(tv_cpu_pool_create(threads, &pool), 0);
+        assert_int_equal(tv_cpu_pool_threads(pool), threads);
+        for (int32_t round = 0; round < 300; round++) {
+            struct count_job job = {.threads = threads};
+            int32_t items = (round * 37) % 1000;
+            tv_cpu_pool_run(pool, items, round % 5 != 0, count_item, &job);
+            assert_int_equal(atomic_load(&job.strangers), 0);
+            for (int32_t i = 0; i < 1000; i++) {
+                assert_int_equal(job.seen[i], i < items);
+            }
+        }
+        tv_cpu_pool_destroy(pool);
+    }
+    tv_cpu_pool_destroy(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_create_by_name),
+        cmocka_unit_test(test_mask_forbids_features),
+        cmocka_unit_test(test_b27_top_of_a_large_pool),
+        cmocka_unit_test(test_attention_refuses),
+        cmocka_unit_test(test_experts_refuse_unknown_ids),
+        cmocka_unit_test(test_pool_runs_each_item_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
