@@ -58,7 +58,7 @@ struct tv_parity_case {
      * compared too. NULL: they are not, and kv_equal is 1. */
     const struct tv_shadow_round *round;
 };
-/* Between verify (with want_logits) and submit, for every round that begin gave: copies what the
+/* Between verify (with lend_logits) and submit, for every round that begin gave: copies what the
  * thread needs to draw the walk again with ref/ (tokens_equal; without this call it only tells
  * whether the kernel was within its bounds) and, when tv_shadow_wants_path said so, to run the path
  * oracle. Worker thread. prefix may be NULL unless the path is wanted. */

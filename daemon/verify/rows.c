@@ -144,7 +144,7 @@ static int topk_answer(struct tv_verify_engine *self, const struct tv_engine_slo
 }
 
 static int logits_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
-                         const float *logits, struct tv_round_out *out)
+                         const float *logits, int check, struct tv_round_out *out)
 {
     struct tv_kernels *kernels = self->engine.kernels;
     int64_t start = (int64_t)slot->row_start * self->engine.vocab;
@@ -161,7 +161,7 @@ static int logits_answer(struct tv_verify_engine *self, const struct tv_engine_s
         }
         out->logits = self->host_logits + start;
     }
-    return all_finite(out->logits, count) ? 0 : -EDOM;
+    return !check || all_finite(out->logits, count) ? 0 : -EDOM;
 }
 
 int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
@@ -179,8 +179,8 @@ int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot 
     if (rc == 0 && in->top_k > 0) {
         rc = topk_answer(self, slot, in->top_k, logits, out);
     }
-    if (rc == 0 && in->want_logits) {
-        rc = logits_answer(self, slot, logits, out);
+    if (rc == 0 && (in->want_logits || in->lend_logits)) {
+        rc = logits_answer(self, slot, logits, in->want_logits, out);
     }
     if (rc != 0) {
         return rc;

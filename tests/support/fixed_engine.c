@@ -221,7 +221,7 @@ static int fixed_round(struct fixed_engine *fixed, struct answer *answer,
     struct tv_walk_result result = {0};
     int rc = tv_walk_run(in->tree, len, &in->rule, walk_draw, fixed, answer->nodes,
                          answer->logprobs, &result);
-    if (rc == 0 && in->want_logits) {
+    if (rc == 0 && (in->want_logits || in->lend_logits)) {
         rc = answer_logits(fixed, answer, in->tree, len);
         out->logits = answer->logits;
     }
