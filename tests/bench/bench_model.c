@@ -1,0 +1,284 @@
+/*
+ * bench_model.c - what a pass of a checkpoint costs, and which operation it goes to.
+ *
+ * usage: bench_model [checkpoint folder [threads [prefix]]]. Prints one-token decoding, verify of 1
+ * to 64 nodes and prefill; then the share of each slot of the operation table. With
+ * TV_BENCH_STRICT=1 it fails below 300 tokens/s or above 4 x for 32 nodes (the kjv-mla-8m bounds);
+ * with TV_BENCH_CPU_TIME=1 it counts processor time, which a busy machine disturbs less (1 thread).
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cache/cache.h"
+#include "model/model.h"
+
+#define PAGE_SIZE 64
+#define NODES_MAX 64
+#define ROUNDS    40
+#define DECODES   200
+
+static int64_t now_us(void)
+{
+    static int clock_id = -1;
+    struct timespec now;
+    if (clock_id < 0) {
+        clock_id = getenv("TV_BENCH_CPU_TIME") != NULL ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
+    }
+    (void)clock_gettime(clock_id, &now); /* cannot fail with these ids */
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+/* One slot of the table: time spent and calls. */
+enum slot {
+    SLOT_EMBED,
+    SLOT_RMSNORM,
+    SLOT_LINEAR,
+    SLOT_ROPE,
+    SLOT_LATENT,
+    SLOT_SWIGLU,
+    SLOT_ROUTER,
+    SLOT_EXPERTS,
+    SLOT_VERIFY,
+    SLOT_PREFILL,
+    SLOTS
+};
+
+static const char *const slot_names[SLOTS] = {"embed",        "rmsnorm",     "linear", "rope",
+                                              "latent_write", "swiglu",      "router", "experts",
+                                              "verify_attn",  "prefill_attn"};
+static int64_t slot_us[SLOTS], slot_calls[SLOTS];
+static struct tv_kernels original;
+
+/* Call the backend's slot and book the time. */
+#define BOOK(slot, call)                                                                           \
+    do {                                                                                           \
+        int64_t from = now_us();                                                                   \
+        int err = call;                                                                            \
+        slot_us[slot] += now_us() - from;                                                          \
+        slot_calls[slot]++;                                                                        \
+        return err;                                                                                \
+    } while (0)
+
+static int timed_embed(struct tv_kernels *k, int32_t rows, int32_t hidden, int32_t vocab,
+                       const void *table, enum tv_dtype dtype, const int32_t *ids, float *x)
+{
+    BOOK(SLOT_EMBED, original.embed(k, rows, hidden, vocab, table, dtype, ids, x));
+}
+
+static int timed_rmsnorm(struct tv_kernels *k, int32_t rows, int32_t dim, const float *x,
+                         int64_t x_stride, const float *weight, float eps, float *y,
+                         int64_t y_stride)
+{
+    BOOK(SLOT_RMSNORM, original.rmsnorm(k, rows, dim, x, x_stride, weight, eps, y, y_stride));
+}
+
+static int timed_linear(struct tv_kernels *k, const struct tv_linear *args)
+{
+    BOOK(SLOT_LINEAR, original.linear(k, args));
+}
+
+static int timed_rope(struct tv_kernels *k, const struct tv_rope *args)
+{
+    BOOK(SLOT_ROPE, original.rope(k, args));
+}
+
+static int timed_latent_write(struct tv_kernels *k, const struct tv_latent_write *args)
+{
+    BOOK(SLOT_LATENT, original.latent_write(k, args));
+}
+
+static int timed_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate,
+                        const float *up)
+{
+    BOOK(SLOT_SWIGLU, original.swiglu(k, rows, dim, gate, up));
+}
+
+static int timed_router(struct tv_kernels *k, const struct tv_router *args)
+{
+    BOOK(SLOT_ROUTER, original.router(k, args));
+}
+
+static int timed_experts(struct tv_kernels *k, const struct tv_experts *args)
+{
+    BOOK(SLOT_EXPERTS, original.experts(k, args));
+}
+
+static int timed_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
+{
+    BOOK(SLOT_VERIFY, original.verify_attn(k, args));
+}
+
+static int timed_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *args)
+{
+    BOOK(SLOT_PREFILL, original.prefill_attn(k, args));
+}
+
+static void table_wrap(struct tv_kernels *kernels)
+{
+    original = *kernels;
+    kernels->embed = timed_embed;
+    kernels->rmsnorm = timed_rmsnorm;
+    kernels->linear = timed_linear;
+    kernels->rope = timed_rope;
+    kernels->latent_write = timed_latent_write;
+    kernels->swiglu = timed_swiglu;
+    kernels->router = timed_router;
+    kernels->experts = timed_experts;
+    kernels->verify_attn = timed_verify_attn;
+    kernels->prefill_attn = timed_prefill_attn;
+}
+
+static void slots_print(const char *what)
+{
+    int64_t total = 0;
+    for (int i = 0; i < SLOTS; i++) {
+        total += slot_us[i];
+    }
+    printf("  %s:", what);
+    for (int i = 0; i < SLOTS; i++) {
+        if (slot_us[i] * 50 > total) {
+            printf(" %s %.0f%% (%.1f us x %lld)", slot_names[i],
+                   100.0 * (double)slot_us[i] / (double)total,
+                   (double)slot_us[i] / (double)slot_calls[i], (long long)slot_calls[i]);
+        }
+    }
+    printf("\n");
+    memset(slot_us, 0, sizeof slot_us);
+    memset(slot_calls, 0, sizeof slot_calls);
+}
+
+struct bench {
+    struct tv_kernels *kernels;
+    struct tv_model *model;
+    struct tv_cache *cache;
+    struct tv_cache_seq seq;
+};
+
+static int compare_us(const void *left, const void *right)
+{
+    const int64_t *a = left, *b = right;
+    return *a < *b ? -1 : *a > *b;
+}
+
+/* One verify of a comb: a chain with a leaf beside every node. 0 or the error. */
+static int verify_once(struct bench *bench, int32_t nodes, int32_t accept)
+{
+    static int32_t tokens[NODES_MAX], parents[NODES_MAX], depths[NODES_MAX];
+    struct tv_cache_shortage shortage;
+    const float *logits;
+    for (int32_t i = 0; i < nodes; i++) {
+        tokens[i] = (i * 7 + bench->seq.len) % tv_model_config(bench->model)->vocab;
+        parents[i] = i == 0 ? -1 : (i - 1) / 2 * 2;
+        depths[i] = i == 0 ? 0 : depths[parents[i]] + 1;
+    }
+    struct tv_model_item item = {
+        .seq = &bench->seq, .rows = nodes, .tokens = tokens, .parents = parents, .depths = depths};
+    int err = tv_cache_reserve(bench->cache, &bench->seq, nodes, &shortage);
+    if (err == 0) {
+        err = tv_model_verify(bench->model, bench->cache, &item, 1, NULL, NULL, &logits);
+    }
+    if (err == 0) {
+        err = tv_cache_commit(bench->cache, &bench->seq, NULL, accept);
+    }
+    return err;
+}
+
+static int64_t verify_median_us(struct bench *bench, int32_t nodes)
+{
+    int64_t us[ROUNDS];
+    for (int i = 0; i < ROUNDS; i++) {
+        int64_t from = now_us();
+        if (verify_once(bench, nodes, 0) != 0) {
+            exit(1);
+        }
+        us[i] = now_us() - from;
+    }
+    qsort(us, ROUNDS, sizeof us[0], compare_us);
+    return us[ROUNDS / 2];
+}
+
+static int prefill(struct bench *bench, int32_t count)
+{
+    struct tv_cache_shortage shortage;
+    int32_t *tokens = malloc((size_t)count * sizeof *tokens);
+    for (int32_t i = 0; tokens != NULL && i < count; i++) {
+        tokens[i] = (i * 31 + 5) % tv_model_config(bench->model)->vocab;
+    }
+    int err = tokens == NULL ? -1 : tv_cache_reserve(bench->cache, &bench->seq, count, &shortage);
+    if (err == 0) {
+        err = tv_model_prefill(bench->model, bench->cache, &bench->seq, tokens, count, NULL);
+    }
+    if (err == 0) {
+        err = tv_cache_commit(bench->cache, &bench->seq, NULL, count);
+    }
+    free(tokens);
+    return err;
+}
+
+static int bench_open(struct bench *bench, const char *dir, int32_t threads, int32_t prefix)
+{
+    struct tv_kernels_options kernel_options = {.threads = threads, .cpu_flags_mask = ~0ull};
+    struct tv_model_options options = {
+        .rows_max = prefix, .requests_max = 1, .page_size = PAGE_SIZE};
+    struct tv_model_error error = {{0}};
+    if (tv_kernels_create("cpu", &kernel_options, &bench->kernels) != 0) {
+        return 1;
+    }
+    int64_t from = now_us();
+    if (tv_model_load(bench->kernels, dir, &options, &bench->model, &error) != 0) {
+        fprintf(stderr, "%s\n", error.text);
+        return 1;
+    }
+    printf("%s on %s, %d threads, prefix %d: loaded %.1f MB in %.0f ms\n",
+           tv_model_name(bench->model), bench->kernels->variant, threads, prefix,
+           (double)tv_model_bytes(bench->model) / 1e6, (double)(now_us() - from) / 1e3);
+    struct tv_cache_params params = {.layers = tv_model_config(bench->model)->layers,
+                                     .page_size = PAGE_SIZE,
+                                     .row_dim = TV_MLA_ROW,
+                                     .pages = (prefix + DECODES + NODES_MAX) / PAGE_SIZE + 2};
+    return tv_cache_create(bench->kernels, &params, &bench->cache) != 0;
+}
+
+int main(int argc, char **argv)
+{
+    const char *dir = argc > 1 ? argv[1] : getenv("TV_BENCH_MODEL");
+    int32_t threads = argc > 2 ? atoi(argv[2]) : 2;
+    int32_t prefix = argc > 3 ? atoi(argv[3]) : 512;
+    struct bench bench = {0};
+    if (dir == NULL || prefix < NODES_MAX || bench_open(&bench, dir, threads, prefix) != 0) {
+        fprintf(stderr, "usage: bench_model [checkpoint folder [threads [prefix]]]\n");
+        return 2;
+    }
+    table_wrap(bench.kernels);
+    int64_t from = now_us();
+    if (prefill(&bench, prefix) != 0) {
+        return 1;
+    }
+    printf("prefill %.0f tokens/s\n", prefix * 1e6 / (double)(now_us() - from));
+    slots_print("prefill");
+    int64_t one_us = 0, thirty_two_us = 0;
+    for (int32_t nodes = 1; nodes <= NODES_MAX; nodes *= 2) {
+        int64_t us = verify_median_us(&bench, nodes);
+        one_us = nodes == 1 ? us : one_us;
+        thirty_two_us = nodes == 32 ? us : thirty_two_us;
+        printf("verify %d nodes: %lld us (%.2f x one)\n", nodes, (long long)us,
+               (double)us / (double)one_us);
+        slots_print("verify");
+    }
+    from = now_us();
+    for (int i = 0; i < DECODES; i++) {
+        if (verify_once(&bench, 1, 1) != 0) {
+            return 1;
+        }
+    }
+    double rate = DECODES * 1e6 / (double)(now_us() - from);
+    printf("decode %.0f tokens/s\n", rate);
+    slots_print("decode");
+    tv_cache_seq_finish(bench.cache, &bench.seq);
+    tv_cache_destroy(bench.cache);
+    tv_model_destroy(bench.model);
+    bench.kernels->destroy(bench.kernels);
+    return getenv("TV_BENCH_STRICT") != NULL && (rate < 300.0 || thirty_two_us > 4 * one_us);
+}
