@@ -59,7 +59,7 @@ char *tv_buf_extend(struct tv_buf *buf, size_t bytes)
         buf->data = grown;
         buf->capacity = capacity;
     }
-    at = buf->data + buf->bytes;
+    at = buf->data != NULL ? buf->data + buf->bytes : NULL; /* nothing into nothing */
     buf->bytes += bytes;
     return at;
 }
