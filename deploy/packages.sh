@@ -1,0 +1,32 @@
+# packages.sh - what building, running and testing needs, and how it gets installed. Sourced.
+#
+# The one list of packages. Installs with apt-get (Debian 12, Ubuntu 24.04), through sudo when not
+# root, and only what is missing; refuses systems without apt-get.
+
+tv_packages_build="gcc libc6-dev pkgconf meson ninja-build
+    libmicrohttpd-dev libcjson-dev nettle-dev libinih-dev libcurl4-gnutls-dev"
+tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3-yaml
+    clang-format-14 binutils"
+
+# tv_packages_install NAME...: does nothing when all are there.
+tv_packages_install() {
+    local package missing=""
+    for package in "$@"; do
+        if ! dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q "install ok installed"; then
+            missing="$missing $package"
+        fi
+    done
+    [ -n "$missing" ] || return 0
+    if ! command -v apt-get >/dev/null; then
+        echo "apt-get not found; please install:$missing" >&2
+        return 1
+    fi
+    local as_root=""
+    if [ "$(id -u)" != 0 ]; then
+        as_root=sudo
+    fi
+    echo "installing:$missing"
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
+        $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends \
+            $missing >/dev/null
+}

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# run-all.sh - build and run every test; the last line is "N passed, N failed".
+#
+# usage: tests/run-all.sh [BUILD...]    of: plain address thread cuda (default: all that apply)
+# Installs missing packages. plain is the whole suite; address (ASan, UBSan) and thread (TSan) repeat
+# it (without the checks of the sources) with loops shortened by TV_TEST_SCALE; cuda compiles the CUDA
+# library where nvcc is found. A test
+# that is skipped counts as neither. Exit 1 when anything failed or nothing ran.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. deploy/packages.sh
+
+# the system's programs, whose packages are installed below, before any others in the path
+PATH="/usr/bin:/bin:$PATH"
+wanted="${*:-plain address thread cuda}"
+jobs=$(nproc)
+logs=()
+failed_builds=0
+
+# build NAME SCALE MESON-OPTION...
+build() {
+    local name=$1 scale=$2
+    shift 2
+    local dir=build/test-$name
+    echo "== $name"
+    if { [ -f $dir/build.ninja ] || meson setup $dir "$@" >$dir.setup.log 2>&1 ||
+         { cat $dir.setup.log; false; }; } && ninja -C $dir -j "$jobs" --quiet; then
+        rm -f $dir/meson-logs/testlog.json
+        if [ -z "$(meson test -C $dir --no-rebuild --list "${test_options[@]}" 2>/dev/null)" ]; then
+            echo "$name: built, and nothing to run in it"
+            return
+        fi
+        TV_TEST_SCALE=$scale meson test -C $dir --no-rebuild --num-processes "$jobs" --print-errorlogs \
+            "${test_options[@]}"
+        logs+=("$dir/meson-logs/testlog.json")
+    else
+        echo "$name does not build"
+        failed_builds=$((failed_builds + 1))
+    fi
+}
+
+count() {
+    python3 - "$failed_builds" "${logs[@]}" <<'PY'
+import json, sys
+passed, failed, skipped = 0, int(sys.argv[1]), 0
+for path in sys.argv[2:]:
+    try:
+        lines = open(path, encoding="utf-8").read().splitlines()
+    except OSError:
+        print(f"{path}: no test ran")
+        failed += 1
+        continue
+    for line in lines:
+        test = json.loads(line)
+        if test["result"] in ("OK", "EXPECTEDFAIL"):
+            passed += 1
+        elif test["result"] in ("SKIP", "IGNORED"):
+            skipped += 1
+            print(f"skipped: {path.split('/')[1]}: {test['name']}")
+        else:
+            failed += 1
+            print(f"failed: {path.split('/')[1]}: {test['name']} ({test['result']})")
+print(f"{passed} passed, {failed} failed")
+sys.exit(1 if failed or not passed else 0)
+PY
+}
+
+if ! tv_packages_install $tv_packages_build $tv_packages_test; then
+    failed_builds=$((failed_builds + 1))
+fi
+mkdir -p build
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0
+export TSAN_OPTIONS=halt_on_error=1
+
+for name in $wanted; do
+    test_options=()
+    case $name in
+    plain) build plain "${TV_TEST_SCALE:-1}" -Dcuda=disabled ;;
+    address)
+        test_options=(--timeout-multiplier 4 --no-suite fence)
+        build address 0.1 -Dcuda=disabled -Db_sanitize=address,undefined -Db_lundef=false
+        ;;
+    thread)
+        test_options=(--timeout-multiplier 6 --no-suite fence)
+        build thread 0.1 -Dcuda=disabled -Db_sanitize=thread -Db_lundef=false
+        ;;
+    cuda)
+        if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+            test_options=(--suite gpu)
+            build cuda "${TV_TEST_SCALE:-1}" -Dcuda=enabled
+        fi
+        ;;
+    *)
+        echo "no build called $name" >&2
+        failed_builds=$((failed_builds + 1))
+        ;;
+    esac
+done
+count
