@@ -1,0 +1,162 @@
+/*
+ * proto_example_rounds.c - answers of sessions and rounds, from JSON into the structs of
+ * response.h.
+ */
+#include "proto_examples.h"
+
+/* Everything an answer points to while it is encoded again. */
+struct parts {
+    int32_t nodes[ITEMS_MAX], tokens[ITEMS_MAX], fresh[ITEMS_MAX], rows[2][ITEMS_MAX];
+    int32_t ids[ITEMS_MAX];
+    float logits[ITEMS_MAX], lse[ITEMS_MAX], logprobs[ITEMS_MAX], data[ITEMS_MAX];
+    struct tv_topk_block topk;
+    struct tv_logits_block block;
+    struct tv_shadow_block shadow;
+};
+
+void example_read_state(const struct tv_json_value *value, struct tv_session_state *state)
+{
+    *state = (struct tv_session_state){.committed_len = (int32_t)number(value, "committed_len"),
+                                       .pending = (int32_t)number(value, "pending"),
+                                       .next_seq = (int32_t)number(value, "next_seq"),
+                                       .finish = finish(value),
+                                       .lease_expires_unix_ms = time_ms(value, "lease_expires_at"),
+                                       .sampling = sampling(value)};
+    snprintf(state->session, sizeof(state->session), "%s", text(value, "session"));
+    snprintf(state->epoch, sizeof(state->epoch), "%s", text(value, "epoch"));
+    hex(value, "digest", state->digest, 16);
+    if (tv_json_member(value, "tail") != NULL) {
+        state->has_tail = 1;
+        state->tail = malloc(ITEMS_MAX * sizeof(int32_t));
+        assert_non_null(state->tail);
+        state->tail_count = integers(value, "tail", state->tail);
+        state->tail_from = (int32_t)number(value, "tail_from");
+    }
+}
+
+static void read_blocks(const struct tv_json_value *root, struct tv_round *round,
+                        struct parts *parts)
+{
+    const struct tv_json_value *topk = tv_json_member(root, "topk"), *item;
+    const struct tv_json_value *logits = tv_json_member(root, "logits");
+    const struct tv_json_value *shadow = tv_json_member(root, "shadow");
+    int32_t count = 0;
+
+    if (topk != NULL) {
+        parts->topk = (struct tv_topk_block){.k = (int32_t)number(topk, "k"),
+                                             .row_count = integers(topk, "rows", parts->rows[0]),
+                                             .rows = parts->rows[0],
+                                             .ids = parts->ids,
+                                             .logits = parts->logits,
+                                             .lse = parts->lse};
+        base64(topk, "ids_b64", parts->ids);
+        base64(topk, "logits_b64", parts->logits);
+        base64(topk, "lse_b64", parts->lse);
+        round->topk = &parts->topk;
+    }
+    if (tv_json_member(root, "logprobs") != NULL) {
+        for (item = tv_json_first(need(root, "logprobs")); item; item = tv_json_next(item)) {
+            double value = -(double)INFINITY;
+            (void)tv_json_double(document, item, &value); /* null stays -inf */
+            parts->logprobs[count++] = (float)value;
+        }
+        assert_int_equal(count, round->new_count);
+        round->logprobs = parts->logprobs;
+    }
+    if (logits != NULL) {
+        int32_t shape[ITEMS_MAX];
+        parts->block = (struct tv_logits_block){
+            .row_count = integers(logits, "rows", parts->rows[1]), .rows = parts->rows[1]};
+        assert_int_equal(integers(logits, "shape", shape), 2);
+        parts->block.vocab = shape[1];
+        while (strcmp(tv_tensor_dtype_name(parts->block.dtype), text(logits, "dtype")) != 0) {
+            parts->block.dtype++;
+        }
+        if (tv_json_member(logits, "href") != NULL) {
+            parts->block.href = text(logits, "href");
+        } else {
+            base64(logits, "data_b64", parts->data);
+            parts->block.data = parts->data;
+        }
+        round->logits = &parts->block;
+    }
+    if (shadow != NULL) {
+        const struct tv_json_value *kernel = need(shadow, "kernel");
+        parts->shadow =
+            (struct tv_shadow_block){flag(shadow, "ran"),
+                                     {(int32_t)number(kernel, "layers"), real(kernel, "max_abs"),
+                                      real(kernel, "max_rel"), real(kernel, "rel_l2")},
+                                     flag(shadow, "tokens_equal")};
+        round->shadow = &parts->shadow;
+    }
+}
+
+static void read_round(const struct tv_json_value *root, struct tv_round *round,
+                       struct parts *parts)
+{
+    const struct tv_json_value *stats = need(root, "stats"), *timing = need(root, "timing_us");
+    const struct tv_json_value *margin = need(root, "margin");
+
+    if (tv_json_member(root, "accepted") != NULL) {
+        const struct tv_json_value *accepted = need(root, "accepted");
+        round->accepted_count = integers(accepted, "nodes", parts->nodes);
+        assert_int_equal(integers(accepted, "tokens", parts->tokens), round->accepted_count);
+        round->accepted_nodes = parts->nodes;
+        round->accepted_tokens = parts->tokens;
+    }
+    round->new_count = integers(root, "new_tokens", parts->fresh);
+    round->new_tokens = parts->fresh;
+    round->rule = rule(root);
+    round->has_margin = tv_json_type(need(margin, "min")) != TV_JSON_NULL;
+    round->margin_min = round->has_margin ? (float)real(margin, "min") : 0;
+    round->near_tie = flag(margin, "near_tie");
+    read_blocks(root, round, parts);
+    round->stat_nodes = (int32_t)number(stats, "nodes");
+    round->stat_depth = (int32_t)number(stats, "depth");
+    round->accept_len_mean = real(stats, "accept_len_mean");
+    round->queue_us = number(timing, "queue");
+    round->gpu_us = number(timing, "gpu");
+    round->total_us = number(timing, "total");
+    round->batch = (int32_t)number(timing, "batch");
+}
+
+void example_encode_round(struct tv_buf *buf, enum tv_call_kind kind,
+                          const struct tv_json_value *root)
+{
+    struct parts parts = {0};
+    struct tv_round round = {.kind = kind};
+    int replayed = 0;
+
+    round.pending = (int32_t)number(root, "pending");
+    round.committed_len = (int32_t)number(root, "committed_len");
+    hex(root, "digest", round.digest, 16);
+    if (kind != TV_CALL_ONESHOT) {
+        round.finish = finish(root);
+        round.next_seq = (int32_t)number(root, "next_seq");
+        round.lease_expires_unix_ms = time_ms(root, "lease_expires_at");
+    }
+    if (kind == TV_CALL_CREATE || kind == TV_CALL_ONESHOT) {
+        round.sampling = sampling(root);
+    }
+    if (kind == TV_CALL_CREATE) {
+        const struct tv_json_value *caps = need(root, "limits");
+        snprintf(round.session, sizeof(round.session), "%s", text(root, "session"));
+        snprintf(round.epoch, sizeof(round.epoch), "%s", text(root, "epoch"));
+        round.cached_len = (int32_t)number(root, "cached_len");
+        round.limits =
+            (struct tv_limits_info){.max_nodes = (int32_t)number(caps, "max_nodes"),
+                                    .max_depth = (int32_t)number(caps, "max_depth"),
+                                    .max_pipeline = (int32_t)number(caps, "max_pipeline"),
+                                    .replay_window = (int32_t)number(caps, "replay_window")};
+    } else {
+        read_round(root, &round, &parts);
+    }
+    if (kind != TV_CALL_CREATE && kind != TV_CALL_ONESHOT) {
+        round.seq = (int32_t)number(root, "seq");
+        replayed = flag(root, "replayed");
+    }
+    tv_encode_round(buf, &round, 0);
+    if (replayed) {
+        assert_int_equal(tv_encode_mark_replayed(buf), 0);
+    }
+}
