@@ -1,0 +1,201 @@
+"""`treeverify` against a real daemon: every command, its output, its exit code.
+
+usage: cli.py TREEVERIFY TREEVERIFYD MODEL_DIR STORE TEXT
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from daemon import Daemon
+
+CLIENT, SERVER, MODEL, STORE, TEXT = sys.argv[1:6]
+CLOSED = "http://127.0.0.1:1"
+
+
+def prompts(count, length=200):
+    with open(TEXT, "rb") as file:
+        text = file.read()
+    step = (len(text) - length - 20000) // count
+    return [text[20000 + i * step : 20000 + i * step + length] for i in range(count)]
+
+
+class Cli(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon(SERVER, MODEL)
+        cls.daemon.__enter__()
+        cls.url = f"http://{cls.daemon.host}:{cls.daemon.port}"
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.daemon.__exit__(None, None, None)
+
+    def run_client(self, *arguments, code=0, stdin=b"", url=None):
+        env = dict(os.environ, TREEVERIFY_URL=url or self.url)
+        got = subprocess.run([CLIENT, *arguments], input=stdin, capture_output=True, env=env, timeout=240)
+        self.assertEqual(got.returncode, code, f"{arguments}: {got.stdout!r} {got.stderr!r}")
+        return got.stdout.decode(), got.stderr.decode()
+
+    def generate(self, prompt, *options):
+        text, _ = self.run_client("generate", "--json", *options, "-", stdin=prompt)
+        return json.loads(text)
+
+    def test_health(self):
+        text, _ = self.run_client("health")
+        self.assertIn("alive, ready", text)
+        self.assertIn("vocabulary 260", text)
+        self.assertTrue(json.loads(self.run_client("health", "--deep", "--json")[0])["ready"])
+
+    def test_usage(self):
+        self.run_client(code=64)
+        self.run_client("frobnicate", code=64)
+        self.run_client("health", "extra", code=64)
+        self.run_client("health", "--no-such-option", code=64)
+        self.run_client("health", "--url", "ftp://x", code=64)
+        self.run_client("health", "--key-file", "x", code=64)
+        self.run_client("generate", code=64)
+        self.run_client("generate", "", code=64)
+        self.run_client("generate", "--nodes", "0", "x", code=64)
+        self.run_client("generate", "--nodes", "3x", "x", code=64)
+        self.run_client("generate", "--seed", "-1", "x", code=64)
+        self.run_client("parity", "file-without-run", code=64)
+        for command in ("health", "verify", "generate", "parity"):
+            text, _ = self.run_client(command, "--help")
+            self.assertTrue(text.startswith(f"usage: treeverify {command}"))
+        self.assertIn("exit codes:", self.run_client("--help")[0])
+
+    def test_unreachable(self):
+        _, error = self.run_client("health", code=69, url=CLOSED)
+        self.assertIn(CLOSED, error)
+        text, _ = self.run_client("health", "--json", code=69, url=CLOSED)
+        self.assertIsNone(json.loads(text)["committed"])
+
+    def test_missing_file(self):
+        self.run_client("verify", "/nonexistent.json", code=66)
+        self.run_client("generate", "--store", "/nonexistent", "x", code=66)
+
+    def test_verify(self):
+        prefix = list(b"In the beginning God created the heaven and the ")
+        body = {
+            "tokens": prefix,
+            "tree": {"tokens": list(b"earxth"), "parents": [-1, 0, 1, 1, 2, 4]},
+            "sampling": {"rule": "greedy"},
+        }
+        data = json.dumps(body).encode()
+        answer = json.loads(self.run_client("verify", "--json", "-", stdin=data)[0])
+        self.assertEqual(answer["accepted"]["nodes"][0], 0)
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            text, _ = self.run_client("verify", "--bytes", file.name)
+        self.assertIn(json.dumps(answer["new_tokens"], separators=(",", ":")), text)
+        self.assertIn(bytes(answer["new_tokens"]).decode(), text)
+
+    def test_verify_refused(self):
+        body = {"tokens": [1, 2], "tree": {"tokens": [5, 6], "parents": [-1, 1]}}
+        _, error = self.run_client("verify", "-", stdin=json.dumps(body).encode(), code=76)
+        self.assertIn("422 tree-invalid", error)
+        self.assertIn("committed: no", error)
+        text, _ = self.run_client("verify", "--json", "-", stdin=b"{", code=76)
+        self.assertEqual(json.loads(text)["error"], "bad-json")
+
+    def test_generate_text_is_the_decoded_text(self):
+        """With drafts, without, whatever the tree: the same greedy text. Bookkeeping adds up."""
+        for prompt in prompts(2):
+            alone = self.generate(prompt, "--no-drafts", "--max-tokens", "120")
+            self.assertEqual(len(alone["tokens"]), 120)
+            self.assertEqual(alone["accept_len_mean"], 1.0)
+            self.assertTrue(all(alone["own"]))
+            for nodes in ("1", "2", "33", "256"):
+                run = self.generate(prompt, "--store", STORE, "--nodes", nodes, "--max-tokens", "120")
+                self.assertEqual(run["tokens"], alone["tokens"])
+                self.assertEqual(run["text"], alone["text"])
+                self.assertAlmostEqual(run["accept_len_mean"] * run["rounds"], 119, delta=0.01)
+                self.assertEqual(run["own"][0], 1)
+                if nodes == "1":
+                    self.assertEqual(run["rounds"], 119)
+                    self.assertEqual(run["drafts"], 0)
+
+    def test_generate_acceptance(self):
+        """The drafter is worth having: models/README's table says 4.5 with a store at 32 nodes."""
+        rounds = tokens = own_rounds = 0
+        for prompt in prompts(6):
+            run = self.generate(prompt, "--store", STORE, "--nodes", "33", "--max-tokens", "160")
+            rounds += run["rounds"]
+            tokens += 159
+            own_rounds += self.generate(prompt, "--nodes", "33", "--max-tokens", "160")["rounds"]
+        print(f"acceptance length: store {tokens / rounds:.2f}, own context {tokens / own_rounds:.2f}")
+        self.assertGreater(tokens / rounds, 4.0)
+        self.assertGreater(tokens / own_rounds, 1.3)
+
+    def test_generate_seeded(self):
+        prompt = prompts(1)[0]
+        seeded = ("--temperature", "0.8", "--max-tokens", "80", "--seed")
+        first = self.generate(prompt, *seeded, "7", "--store", STORE)
+        again = self.generate(prompt, *seeded, "7", "--no-drafts")
+        other = self.generate(prompt, *seeded, "8", "--no-drafts")
+        self.assertEqual(first["tokens"], again["tokens"])
+        self.assertNotEqual(first["tokens"], other["tokens"])
+
+    def test_generate_marks(self):
+        """Plain output: prompt, then the text with the model's own tokens in brackets."""
+        prompt = "Ge1:1 In the beginning God"
+        run = self.generate(prompt.encode(), "--store", STORE, "--max-tokens", "60")
+        text, _ = self.run_client("generate", "--store", STORE, "--max-tokens", "60", prompt)
+        marked = "".join(f"[{chr(t)}]" if own else chr(t) for t, own in zip(run["tokens"], run["own"]))
+        self.assertTrue(text.startswith(prompt + marked + "\n\n60 new tokens in "), text)
+        colored, _ = self.run_client(
+            "generate", "--store", STORE, "--max-tokens", "60", "--color", "always", prompt
+        )
+        marked = "".join(
+            f"\033[{1 if own else 32}m{chr(t)}\033[0m" for t, own in zip(run["tokens"], run["own"])
+        )
+        self.assertTrue(colored.startswith(prompt + marked), colored)
+
+    def test_generate_stop(self):
+        run = self.generate(prompts(1)[0], "--store", STORE, "--max-tokens", "400", "--stop", str(ord(" ")))
+        self.assertEqual(run["finish"], "stop")
+        self.assertEqual(run["text"].index(" "), len(run["text"]) - 1)
+
+    def test_generate_leaves_no_session(self):
+        self.generate(b"Ps1:1 Blessed is", "--max-tokens", "5")
+        client = self.daemon.client()
+        self.assertEqual(client.get("/v1/sessions")["sessions"], [])
+        client.close()
+
+    def test_generate_to_the_context_limit(self):
+        with Daemon(SERVER, MODEL, "--max-len", "256") as small:
+            url = f"http://{small.host}:{small.port}"
+            env = dict(os.environ, TREEVERIFY_URL=url)
+            got = subprocess.run(
+                [CLIENT, "generate", "--json", "--store", STORE, "--max-tokens", "500", "-"],
+                input=prompts(1)[0], capture_output=True, env=env, timeout=240,
+            )
+            self.assertEqual(got.returncode, 0, got.stderr)
+            run = json.loads(got.stdout)
+        self.assertEqual(run["finish"], "length")
+        self.assertLessEqual(200 + len(run["tokens"]), 257)
+
+    def test_parity(self):
+        text, _ = self.run_client("parity", "--run")
+        self.assertIn("the paths agree", text)
+        body = {"tokens": list(b"And it came to pass"), "tree": {"tokens": [44, 32, 105], "parents": [-1, 0, 1]}}
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(json.dumps(body).encode())
+            file.flush()
+            report = json.loads(self.run_client("parity", "--run", "--json", file.name)[0])
+        self.assertTrue(report["ok"])
+        text, _ = self.run_client("parity")
+        self.assertIn("0 violations", text)
+        totals = json.loads(self.run_client("parity", "--json")[0])
+        self.assertEqual(totals["rounds"]["violation"], 0)
+
+
+if __name__ == "__main__":
+    del sys.argv[1:6]
+    unittest.main(verbosity=2)
