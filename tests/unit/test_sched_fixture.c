@@ -246,6 +246,12 @@ int reply_has(const struct tv_call *call, const char *path)
     return has;
 }
 
+int reply_mentions(const struct tv_call *call, const char *text)
+{
+    const struct tv_buf *body = &call->reply.body;
+    return memmem(body->data, body->bytes, text, strlen(text)) != NULL;
+}
+
 int reply_flag(const struct tv_call *call, const char *path)
 {
     struct tv_json *doc = parse(call);

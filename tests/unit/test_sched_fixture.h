@@ -47,6 +47,7 @@ int64_t reply_int(const struct tv_call *call, const char *path);
 void reply_text(const struct tv_call *call, const char *path, char *ret_text, size_t bytes);
 int32_t reply_ints(const struct tv_call *call, const char *path, int32_t *ret_items, int32_t max);
 int reply_has(const struct tv_call *call, const char *path);
+int reply_mentions(const struct tv_call *call, const char *text);
 int reply_flag(const struct tv_call *call, const char *path);
 /* Status and problem code of a refusal, committed false. */
 void assert_refused(const struct tv_call *call, int http_status, const char *code);
