@@ -474,6 +474,7 @@ static void test_b45_bytes_that_are_not_text(void **state)
         {"\"\\udc00\"", 8, 0},
         {"\"\\ud800\\u0041\"", 14, 0},
         {"\"\\udc00\\ud800\"", 14, 0},
+        {"\"\\ud800\\ue000\"", 14, 0},
         {"\"\\u0000\"", 8, 0}, /* NUL, escaped and raw */
         {"\"\0\"", 3, 0},
         {"\"a\x1f\"", 4, 0},

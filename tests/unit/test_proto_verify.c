@@ -215,10 +215,11 @@ static void test_body_hash(void **state)
         "{" HEAD "," TREE ",\"want\":{\"shadow\":true}}",
         "{" HEAD "," TREE ",\"want\":{\"logits\":{}}}",
         "{" HEAD "," TREE ",\"want\":{\"logits\":{\"dtype\":\"f16\"}}}",
+        "{" HEAD "," TREE ",\"want\":{\"logits\":{\"rows\":\"stop\"}}}",
         "{" HEAD "," TREE ",\"want\":{\"logits\":{\"via\":\"fetch\"}}}",
         "{" HEAD "," TREE ",\"expected_digest\":\"00000000000000000000000000000000\"}",
     };
-    uint8_t base[32], seen[18][32];
+    uint8_t base[32], seen[19][32];
     size_t i, j;
 
     (void)state;
