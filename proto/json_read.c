@@ -4,8 +4,8 @@
  * cJSON builds the tree of the control text alone, where every number is the index of a span of the
  * original text. After parsing, each such item is tied to its span, so no value ever passes through
  * cJSON's doubles. Values handed out are cJSON items behind an opaque type. Documents of different
- * threads are independent: all that cJSON shares is the place of its last failure, which nothing here
- * reads.
+ * threads are independent: all that cJSON shares is the place of its last failure, which nothing
+ * here reads.
  */
 #include "proto/json_read.h"
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-from contract import Contract  # noqa: E402
+from openapi import Contract  # noqa: E402
 
 SESSION = "s_0123456789abcdefghij-_"
 SCHEMA_CODES = {"unknown-field", "missing-field", "wrong-type"}

@@ -17,8 +17,8 @@ import sys
 import jsonschema
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-import contract as contract_module  # noqa: E402
-from contract import CODES, Contract, Mismatch  # noqa: E402
+import openapi  # noqa: E402
+from openapi import CODES, Contract, Mismatch  # noqa: E402
 
 SCHEMA_REFUSES = {"unknown-field", "missing-field", "wrong-type"}
 
@@ -87,7 +87,7 @@ def check_example(contract, path):
     answer = contract.answer(method, url, status, headers, text.encode())
     code = answer["code"] if problem else None
     if method == "POST" and code != "bad-json":
-        accepted = contract.accepts(method, url, contract_module.strict_json(body.encode()))
+        accepted = contract.accepts(method, url, openapi.strict_json(body.encode()))
         exact = re.search(r":\d+\.0\b", body) is None  # a schema takes 42.0 for an integer
         assert not accepted or code not in SCHEMA_REFUSES or not exact, f"{path}: accepted"
         assert accepted or code is not None, f"{path}: refused by the schema"
