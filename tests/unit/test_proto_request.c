@@ -334,6 +334,26 @@ static void test_context(void **state)
     }
 }
 
+/* 2,048 values besides long arrays of numbers: the object, its array and 2,046 strings. */
+static void test_values_limit(void **state)
+{
+    char body[8192];
+    int count, i;
+
+    (void)state;
+    for (count = 2046; count <= 2047; count++) {
+        size_t used = (size_t)snprintf(body, sizeof(body), "{\"tokens\":[\"\"");
+
+        for (i = 1; i < count; i++) {
+            memcpy(body + used, ",\"\"", 3);
+            used += 3;
+        }
+        memcpy(body + used, "]}", 3);
+        refuse(TV_CALL_CREATE, body, count == 2046 ? TV_WRONG_TYPE : TV_BAD_JSON,
+               count == 2046 ? "/tokens/0" : "");
+    }
+}
+
 static void test_b45_foreign_text_in_refusals(void **state)
 {
     struct tv_request r;
@@ -427,15 +447,11 @@ static void test_queries(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_create),
-        cmocka_unit_test(test_create_refusals),
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_b42_number_matrix),
-        cmocka_unit_test(test_b42_seed),
-        cmocka_unit_test(test_tokens_b64),
-        cmocka_unit_test(test_other_calls),
-        cmocka_unit_test(test_context),
-        cmocka_unit_test(test_b45_foreign_text_in_refusals),
+        cmocka_unit_test(test_create),       cmocka_unit_test(test_create_refusals),
+        cmocka_unit_test(test_ranges),       cmocka_unit_test(test_b42_number_matrix),
+        cmocka_unit_test(test_b42_seed),     cmocka_unit_test(test_tokens_b64),
+        cmocka_unit_test(test_other_calls),  cmocka_unit_test(test_context),
+        cmocka_unit_test(test_values_limit), cmocka_unit_test(test_b45_foreign_text_in_refusals),
         cmocka_unit_test(test_queries),
     };
 
