@@ -18,7 +18,7 @@
  * Retries: a call whose connection is lost, and one refused with "retryable": true, is sent again
  * unchanged (a numbered round with the same seq, so the server answers it once) after a growing
  * pause, never shorter than Retry-After, while retries and deadline allow. A create carries an
- * Idempotency-Key for the same reason.
+ * Idempotency-Key; a server that ignores it may open a second session, which its lease ends.
  */
 #ifndef TREEVERIFY_CLIENT_H
 #define TREEVERIFY_CLIENT_H
