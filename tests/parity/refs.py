@@ -4,7 +4,8 @@ For page sizes 16, 64 and 128 with unused KV rows poisoned: seq_* by chain trees
 they are, and sessions prefilled in pieces of 1, 7, 64 and 65 tokens, whose trees must answer the same
 bits as a one-shot call on the same prefix. Bounds: kernels/README.md ("What counts as equal").
 
-usage: refs.py TREEVERIFYD MODELS_DIR [--page-sizes 16,64,128] [--models v2lite,...]
+usage: refs.py TREEVERIFYD MODELS_DIR [--page-sizes 16,64,128] [--names v2lite,...]
+TV_TEST_SCALE below 1 takes the first page size only (sanitizer builds).
 """
 
 import argparse
@@ -117,13 +118,15 @@ def main():
     parser.add_argument("--names", default="v2lite,v3,moonlight,kjv-mla-8m")
     parser.add_argument("--backend", default="cpu")
     args = parser.parse_args()
+    if float(os.environ.get("TV_TEST_SCALE", "1")) < 1:
+        args.page_sizes = args.page_sizes.split(",")[0]
     report = Report()
     for name in args.names.split(","):
         folder = os.path.join(args.models, name)
         refs = safetensors.load(os.path.join(folder, "refs.safetensors"))
         for page in args.page_sizes.split(","):
             label = f"{name} page {page}"
-            options = ["--page-size", page, "--backend", args.backend, "--poison"]
+            options = ["--page-size", page, "--backend", args.backend, "--poison", "on"]
             with Daemon(args.program, folder, *options) as daemon:
                 client = daemon.client()
                 check_sequence(report, client, label, refs)
