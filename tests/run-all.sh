@@ -78,14 +78,17 @@ for name in $wanted; do
     case $name in
     plain) build plain "${TV_TEST_SCALE:-1}" -Dcuda=disabled ;;
     address)
+        export TV_KDTR_GEN_ARGS="--only h8_" # the small bundles
         test_options=(--timeout-multiplier 4 --no-suite fence)
         build address 0.1 -Dcuda=disabled -Db_sanitize=address,undefined -Db_lundef=false
         ;;
     thread)
+        export TV_KDTR_GEN_ARGS="--only h8_"
         test_options=(--timeout-multiplier 6 --no-suite fence)
         build thread 0.1 -Dcuda=disabled -Db_sanitize=thread -Db_lundef=false
         ;;
     cuda)
+        unset TV_KDTR_GEN_ARGS
         if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
             test_options=(--suite gpu)
             build cuda "${TV_TEST_SCALE:-1}" -Dcuda=enabled
