@@ -59,6 +59,13 @@ int fixture_teardown(void **state)
     return 0;
 }
 
+int32_t fixture_scaled(int32_t count)
+{
+    const char *text = getenv("TV_TEST_SCALE");
+    double scaled = (double)count * (text != NULL ? strtod(text, NULL) : 1.0);
+    return scaled < 1.0 ? 1 : (int32_t)scaled;
+}
+
 static void on_done(struct tv_call *call)
 {
     assert_int_equal(sem_post(call->owner), 0);

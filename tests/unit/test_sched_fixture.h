@@ -25,6 +25,9 @@ void fixture_stop(struct fixture *fixture);
 int fixture_setup(void **state);
 int fixture_teardown(void **state);
 
+/* TV_TEST_SCALE (a factor, default 1) times `count`, at least 1. */
+int32_t fixture_scaled(int32_t count);
+
 /* A call of `kind` on `session` ("" for none) with this body (NULL: none); not yet submitted. A
  * body that the decoder refuses fails the test. */
 struct tv_call *call_make(struct fixture *fixture, enum tv_call_kind kind, const char *session,

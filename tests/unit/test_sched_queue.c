@@ -498,13 +498,12 @@ static void *load_main(void *context)
 static void eight_threads(void **state)
 {
     struct fixture *fixture = *state;
-    const char *scale = getenv("TV_TEST_SCALE");
     struct load loads[8];
     pthread_t threads[8];
     fixture->config.queue_max = 64; /* nobody has called yet */
     for (int i = 0; i < 8; i++) {
-        loads[i] = (struct load){
-            .fixture = fixture, .rounds = scale != NULL ? atoi(scale) : 100, .random = (uint32_t)i};
+        loads[i] =
+            (struct load){.fixture = fixture, .rounds = fixture_scaled(100), .random = (uint32_t)i};
         assert_int_equal(pthread_create(&threads[i], NULL, load_main, &loads[i]), 0);
     }
     for (int i = 0; i < 8; i++) {

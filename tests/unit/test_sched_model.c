@@ -1,0 +1,202 @@
+/*
+ * test_sched_model.c - random operations on sessions against a plain array model.
+ *
+ * After every operation the committed tokens, length, digest, digests at page borders, pending
+ * token and the engine's own length are what the model says; at the end every context is closed.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "test_sched_fixture.h"
+
+#define CLIENTS 6
+#define LEN_MAX 440 /* the model ends at 512 */
+
+struct world {
+    struct fixture *fixture;
+    struct client clients[CLIENTS];
+    char last[CLIENTS][4096]; /* the body of the last round that committed, or "" */
+    enum tv_call_kind last_kind[CLIENTS];
+    uint64_t random;
+};
+
+static int32_t below(struct world *world, int32_t limit)
+{
+    world->random = world->random * 6364136223846793005u + 1442695040888963407u;
+    return (int32_t)((world->random >> 33) % (uint64_t)limit);
+}
+
+static void reopen(struct world *world, int32_t i)
+{
+    struct client *client = &world->clients[i];
+    if (client->id[0] != '\0') {
+        expect(world->fixture, 204, TV_CALL_DELETE, client->id, NULL);
+        expect(world->fixture, 404, TV_CALL_STATE, client->id, NULL);
+    }
+    client_open(world->fixture, client, below(world, 70) + 1, "");
+    world->last[i][0] = '\0';
+}
+
+/* A random tree in which a chain of `right` nodes is what the engine draws, with wrong leaves. */
+static int32_t random_tree(struct world *world, const struct client *client, char *tokens,
+                           char *parents, size_t bytes)
+{
+    int32_t right = below(world, 8) + 1, count = 1, at = 0;
+    int t = snprintf(tokens, bytes, "%d", client->pending);
+    int p = snprintf(parents, bytes, "-1");
+    for (int32_t depth = 1; depth < right || count == 1; depth++) {
+        int32_t drawn = tv_fixed_engine_token(world->fixture->engine, client->len + depth);
+        int32_t wrong = below(world, 3), node = -1;
+        for (int32_t k = 0; k <= wrong; k++) { /* siblings; the right one comes last */
+            int32_t token = k == wrong && depth < right ? drawn : (drawn + k + 1) % 307;
+            t += snprintf(tokens + t, bytes - (size_t)t, ",%d", token);
+            p += snprintf(parents + p, bytes - (size_t)p, ",%d", at);
+            node = count++;
+        }
+        at = node;
+        if (depth >= right) {
+            break;
+        }
+    }
+    return right;
+}
+
+static void commit(struct world *world, int32_t i, enum tv_call_kind kind, const char *body)
+{
+    (void)snprintf(world->last[i], sizeof world->last[i], "%s", body);
+    world->last_kind[i] = kind;
+}
+
+static void round_verify(struct world *world, int32_t i)
+{
+    struct client *client = &world->clients[i];
+    char tokens[1024], parents[1024], body[4096];
+    int32_t right = random_tree(world, client, tokens, parents, sizeof tokens);
+    (void)snprintf(body, sizeof body,
+                   "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%s],"
+                   "\"parents\":[%s]}}",
+                   client->seq, client->epoch, client->len, tokens, parents);
+    struct tv_call *call = ask(world->fixture, TV_CALL_VERIFY, client->id, "%s", body);
+    assert_reply(call, 200);
+    assert_int_equal(reply_int(call, "committed_len"), client->len + right);
+    call_free(call);
+    client_advance(world->fixture, client, right);
+    commit(world, i, TV_CALL_VERIFY, body);
+}
+
+static void round_decode(struct world *world, int32_t i)
+{
+    struct client *client = &world->clients[i];
+    char body[256];
+    int32_t count = below(world, 20) + 1;
+    (void)snprintf(body, sizeof body,
+                   "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"max_tokens\":%d}",
+                   client->seq, client->epoch, client->len, count);
+    expect(world->fixture, 200, TV_CALL_DECODE, client->id, "%s", body);
+    client_advance(world->fixture, client, count);
+    commit(world, i, TV_CALL_DECODE, body);
+}
+
+static void round_extend(struct world *world, int32_t i)
+{
+    struct client *client = &world->clients[i];
+    char body[1024], tokens[512] = "";
+    int32_t count = below(world, 40) + 1, keep = below(world, 2), at = 0;
+    if (keep) {
+        client->tokens[client->len++] = client->pending;
+        tv_digest_push(&client->digest, client->pending);
+    }
+    int32_t expected = client->len - keep;
+    for (int32_t k = 0; k < count; k++) {
+        int32_t token = below(world, 307);
+        at += snprintf(tokens + at, sizeof tokens - (size_t)at, k > 0 ? ",%d" : "%d", token);
+        client->tokens[client->len++] = token;
+        tv_digest_push(&client->digest, token);
+    }
+    (void)snprintf(body, sizeof body,
+                   "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tokens\":[%s],"
+                   "\"keep_pending\":%s}",
+                   client->seq, client->epoch, expected, tokens, keep ? "true" : "false");
+    expect(world->fixture, 200, TV_CALL_EXTEND, client->id, "%s", body);
+    client->pending = tv_fixed_engine_token(world->fixture->engine, client->len);
+    client->seq++;
+    commit(world, i, TV_CALL_EXTEND, body);
+}
+
+static void retry(struct world *world, int32_t i)
+{
+    if (world->last[i][0] != '\0') {
+        int64_t launches = tv_fixed_engine_launches(world->fixture->engine);
+        struct tv_call *call =
+            ask(world->fixture, world->last_kind[i], world->clients[i].id, "%s", world->last[i]);
+        assert_reply(call, 200);
+        assert_int_equal(reply_flag(call, "replayed"), 1);
+        call_free(call);
+        assert_int_equal(tv_fixed_engine_launches(world->fixture->engine), launches);
+    }
+}
+
+/* A round that the engine fails at, or that the session refuses. */
+static void failure(struct world *world, int32_t i)
+{
+    static const enum tv_code codes[] = {TV_KV_FULL, TV_NUMERIC_FAULT, TV_KERNEL_FAULT};
+    const struct client *client = &world->clients[i];
+    int32_t off = below(world, 3) - 1;
+    if (off == 0) {
+        tv_fixed_engine_fail(world->fixture->engine, codes[below(world, 3)], 1);
+    }
+    struct tv_call *call = ask(world->fixture, TV_CALL_DECODE, client->id,
+                               "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"max_tokens\":3}",
+                               client->seq, client->epoch, client->len + off);
+    assert_true(call->reply.http_status >= 400);
+    if (off != 0) {
+        assert_refused(call, 409, "length-mismatch");
+    }
+    call_free(call);
+}
+
+static void b10_random_operations_equal_an_array_model(void **state)
+{
+    struct world *world = calloc(1, sizeof *world);
+    int32_t operations = fixture_scaled(10000);
+    assert_non_null(world);
+    world->fixture = *state;
+    world->random = 20261129;
+    for (int32_t i = 0; i < CLIENTS; i++) {
+        reopen(world, i);
+    }
+    for (int32_t n = 0; n < operations; n++) {
+        int32_t i = below(world, CLIENTS), what = below(world, 100);
+        if (world->clients[i].len > LEN_MAX || what < 2) {
+            reopen(world, i);
+        } else if (what < 50) {
+            round_verify(world, i);
+        } else if (what < 62) {
+            round_decode(world, i);
+        } else if (what < 74) {
+            round_extend(world, i);
+        } else if (what < 88) {
+            retry(world, i);
+        } else {
+            failure(world, i);
+        }
+        client_check(world->fixture, &world->clients[i]);
+    }
+    assert_int_equal(world->fixture->sched->table.count, CLIENTS);
+    free(world);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(b10_random_operations_equal_an_array_model, fixture_setup,
+                                        fixture_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
