@@ -1,7 +1,7 @@
 """`treeverify` against a real daemon: every command, its output, its exit code.
 
 usage: cli.py TREEVERIFY TREEVERIFYD MODEL_DIR STORE TEXT
-TV_TEST_SCALE below 1 takes fewer prompts (sanitizer builds).
+TV_TEST_SCALE below 1 takes fewer prompts and leaves the acceptance length out (sanitizer builds).
 """
 
 import json
@@ -123,10 +123,11 @@ class Cli(unittest.TestCase):
                     self.assertEqual(run["rounds"], 119)
                     self.assertEqual(run["drafts"], 0)
 
+    @unittest.skipUnless(SCALE >= 1, "a mean over all prompts; says nothing about memory or threads")
     def test_generate_acceptance(self):
         """The drafter is worth having: models/README's table says 4.5 with a store at 32 nodes."""
         rounds = tokens = own_rounds = 0
-        for prompt in prompts(6)[: 6 if SCALE >= 1 else 2]:
+        for prompt in prompts(6):
             run = self.generate(prompt, "--store", STORE, "--nodes", "33", "--max-tokens", "160")
             rounds += run["rounds"]
             tokens += 159

@@ -108,12 +108,12 @@ def module_of(path):
     return parts[0]
 
 
-def resolve(root, path, name):
-    """The file of ours that an include names, or None."""
+def resolve(roots, path, name):
+    """The file of ours that an include names (roots: the sources, the build folder), or None."""
     own = os.path.dirname(path)
     for base in (own, "", "daemon"):
         candidate = os.path.normpath(os.path.join(base, name)).replace(os.sep, "/")
-        if os.path.isfile(os.path.join(root, candidate)):
+        if any(os.path.isfile(os.path.join(root, candidate)) for root in roots):
             return candidate
     return None
 
@@ -143,7 +143,7 @@ def edge_error(module, target):
     return None
 
 
-def layering(root):
+def layering(root, build):
     errors = []
     edges = 0
     for path in files(root, C_ENDS):
@@ -152,7 +152,7 @@ def layering(root):
             errors.append(f"{path}: module {module} has no rule")
             continue
         for number, kind, name in includes(read(root, path)):
-            target = resolve(root, path, name) if kind == '"' else None
+            target = resolve((root, build), path, name) if kind == '"' else None
             if target is not None:
                 edges += 1
                 why = edge_error(module, target)
@@ -286,10 +286,12 @@ def main():
     build = os.path.abspath(sys.argv[3]) if len(sys.argv) > 3 else ""
     if check == "headers":
         errors = headers(root, build, sys.argv[4:])
+    elif check == "layering":
+        errors = layering(root, build)
     elif check == "symbols":
         errors = symbols(root, build)
     else:
-        checks = dict(layering=layering, banned=banned, format=formatting, length=length, paths=paths)
+        checks = dict(banned=banned, format=formatting, length=length, paths=paths)
         errors = checks[check](root)
     for error in errors:
         print(error)
