@@ -1,0 +1,139 @@
+/*
+ * test_sched_parity.c - the scheduler on the real engine with its oracles: want.shadow, comparisons
+ * on demand, and live rounds that are all judged. Nothing may differ from unjudged rounds.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine_fixture.h"
+#include "test_sched_fixture.h"
+
+struct real {
+    struct fixture fixture;
+    struct tv_engine_fixture engine;
+    struct tv_shadow *shadow;
+    int64_t free_at_start; /* the engine keeps a page for its self-test */
+};
+
+static int real_setup(void **state)
+{
+    struct tv_engine_fixture_options options = {.model = "v2lite", .max_len = 256};
+    struct tv_shadow_params params = {.probability = 1.0, .queue_bytes_max = 64u << 20};
+    struct real *real = calloc(1, sizeof *real);
+    assert_non_null(real);
+    tv_engine_fixture_open(&real->engine, &options);
+    assert_int_equal(
+        tv_shadow_create(&params, real->engine.base.model, real->engine.base.cache, &real->shadow),
+        0);
+    struct tv_cache_counts counts;
+    tv_cache_counts(real->engine.base.cache, &counts);
+    real->free_at_start = counts.free;
+    struct tv_config *config = &real->fixture.config;
+    (void)snprintf(config->backend, sizeof config->backend, "cpu");
+    config->page_size = 64;
+    config->max_nodes = 64;
+    config->max_depth = 32;
+    config->max_sessions = 4;
+    config->queue_max = 8;
+    config->inline_bytes = 1 << 20;
+    real->fixture.engine = real->engine.engine;
+    assert_int_equal(
+        tv_sched_create(config, real->engine.engine, real->shadow, &real->fixture.sched), 0);
+    *state = real;
+    return 0;
+}
+
+static int real_teardown(void **state)
+{
+    struct real *real = *state;
+    struct tv_cache_counts counts;
+    tv_sched_destroy(real->fixture.sched);
+    tv_shadow_destroy(real->shadow);
+    tv_cache_counts(real->engine.base.cache, &counts);
+    assert_int_equal(counts.free, real->free_at_start); /* no session, no pin left a page behind */
+    tv_engine_fixture_close(&real->engine);
+    free(real);
+    return 0;
+}
+
+static void assert_clean(struct fixture *fixture, int64_t rounds_min)
+{
+    struct tv_call *call = ask(fixture, TV_CALL_PARITY_TOTALS, "", NULL);
+    assert_reply(call, 200);
+    assert_int_equal(reply_int(call, "rounds/violation"), 0);
+    assert_true(reply_int(call, "rounds/exact") >= rounds_min);
+    call_free(call);
+}
+
+static void a_round_waits_for_its_oracle(void **state)
+{
+    struct fixture *fixture = *state;
+    char session[32], epoch[17];
+    struct tv_call *call = ask(fixture, TV_CALL_CREATE, "",
+                               "{\"tokens\":[1,2,3,4,5],\"sampling\":{\"rule\":\"greedy\"}}");
+    assert_reply(call, 201);
+    reply_text(call, "session", session, sizeof session);
+    reply_text(call, "epoch", epoch, sizeof epoch);
+    int32_t pending = (int32_t)reply_int(call, "pending");
+    call_free(call);
+    call = ask(fixture, TV_CALL_VERIFY, session,
+               "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":5,\"tree\":{\"tokens\":[%d,7,8],"
+               "\"parents\":[-1,0,0]},\"want\":{\"shadow\":true}}",
+               epoch, pending);
+    assert_reply(call, 200);
+    assert_int_equal(reply_flag(call, "shadow/ran"), 1);
+    assert_int_equal(reply_flag(call, "shadow/tokens_equal"), 1);
+    assert_int_equal(reply_int(call, "shadow/kernel/layers"), 3);
+    int32_t len = (int32_t)reply_int(call, "committed_len");
+    pending = (int32_t)reply_int(call, "pending");
+    call_free(call);
+    call = ask(fixture, TV_CALL_PARITY, "",
+               "{\"session\":\"%s\",\"tree\":{\"tokens\":[%d,3,4],\"parents\":[-1,0,1]}}", session,
+               pending);
+    assert_reply(call, 200);
+    assert_int_equal(reply_flag(call, "ok"), 1);
+    call_free(call);
+    call = ask(fixture, TV_CALL_STATE, session, NULL);
+    assert_int_equal(reply_int(call, "committed_len"), len);
+    assert_int_equal(reply_int(call, "next_seq"), 2);
+    call_free(call);
+    expect(fixture, 200, TV_CALL_DECODE, session,
+           "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":%d,\"max_tokens\":5}", epoch, len);
+    assert_clean(fixture, 2);
+}
+
+static void the_built_in_case_and_a_body_agree_with_the_oracles(void **state)
+{
+    static const char *const bodies[] = {
+        "{}", "{\"tokens\":[],\"tree\":{\"tokens\":[1],\"parents\":[-1]}}",
+        "{\"tokens\":[9,8,7],\"tree\":{\"tokens\":[1,2,3,4],\"parents\":[-1,0,0,2]},"
+        "\"sampling\":{\"temperature\":0.8,\"top_p\":0.9,\"seed\":\"11\"}}"};
+    struct fixture *fixture = *state;
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+        struct tv_call *call = call_make(fixture, TV_CALL_PARITY, "", "%s", bodies[i]);
+        call->request.strict = 1;
+        call_start(fixture, call);
+        assert_reply(call_wait(call), 200);
+        assert_int_equal(reply_flag(call, "ok"), 1);
+        assert_int_equal(reply_flag(call, "accepted_equal"), 1);
+        assert_int_equal(reply_flag(call, "kv_equal"), 1);
+        call_free(call);
+    }
+    assert_clean(fixture, 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_round_waits_for_its_oracle, real_setup, real_teardown),
+        cmocka_unit_test_setup_teardown(the_built_in_case_and_a_body_agree_with_the_oracles,
+                                        real_setup, real_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
