@@ -5,10 +5,11 @@ A bundle is a safetensors file. Everything is computed from the stored, rounded 
 alone. Values are standard normal; cache rows that belong to nobody are NaN, pages are scattered,
 and requests of one bundle have different lengths.
 
-usage: gen_verify_attn_refs.py --out DIR [--only TEXT] [--big] [--seed N]
+usage: gen_verify_attn_refs.py --out DIR [--only TEXT] [--big] [--seed N] [--jobs N]
 """
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 
@@ -106,8 +107,8 @@ def make_bundle(shape, tree, dtype, seed):
         slot = np.arange(start + nodes)
         pool[own[slot // page_size].astype(np.int64) * page_size + slot % page_size] = kv
         visible = ancestors(parents[b], nodes)
-        result = attend(q[b, :nodes].astype(np.float64), kv.astype(np.float64), start, visible, scale)
-        out[b, :nodes], lse[b, :nodes] = result
+        queries, rows = q[b, :nodes].astype(np.float64), kv.astype(np.float64)
+        out[b, :nodes], lse[b, :nodes] = attend(queries, rows, start, visible, scale)
     pool = pool.reshape(page_count, page_size, DIM)
     if dtype == "BF16":
         # NaN rows: the rounding above would carry, so they are written as such
@@ -152,26 +153,42 @@ def write_safetensors(path, tensors, metadata):
     os.replace(path + ".part", path)
 
 
+def bundle_jobs(args):
+    """(name, shape, tree, dtype, seed, folder) of every bundle that is wanted, largest first."""
+    jobs = []
+    shapes = MATRIX + (BIG if args.big else [])
+    for shape in sorted(shapes, key=lambda s: -s[0] * s[1] * s[2]):
+        for tree in TREES:
+            for dtype in ("F32", "BF16"):
+                name = f"verify_attn_h{shape[0]}_p{shape[1]}_b{shape[2]}{tree}"
+                name += "_bf16.kdtr" if dtype == "BF16" else ".kdtr"
+                if args.only in name:
+                    jobs.append((name, shape, tree, dtype, args.seed, args.out))
+    return jobs
+
+
+def write_bundle(job):
+    name, shape, tree, dtype, seed, folder = job
+    tensors, metadata = make_bundle(shape, tree, dtype, seed)
+    write_safetensors(os.path.join(folder, name), tensors, metadata)
+    return name
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--out", required=True, help="folder of the bundles")
     parser.add_argument("--only", default="", help="only names that contain this text")
     parser.add_argument("--big", action="store_true", help="also the 185,000-token bundles")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1))
     args = parser.parse_args()
     if sys.byteorder != "little":
         sys.exit("bundles are little-endian and are written on little-endian machines only")
     os.makedirs(args.out, exist_ok=True)
-    for shape in MATRIX + (BIG if args.big else []):
-        for tree in TREES:
-            for dtype in ("F32", "BF16"):
-                name = f"verify_attn_h{shape[0]}_p{shape[1]}_b{shape[2]}{tree}"
-                name += "_bf16.kdtr" if dtype == "BF16" else ".kdtr"
-                if args.only not in name:
-                    continue
-                tensors, metadata = make_bundle(shape, tree, dtype, args.seed)
-                write_safetensors(os.path.join(args.out, name), tensors, metadata)
-                print(name)
+    # A bundle's numbers depend on its own seed, so the number of processes changes nothing.
+    with multiprocessing.Pool(args.jobs) as pool:
+        for name in pool.imap(write_bundle, bundle_jobs(args), chunksize=1):
+            print(name)
 
 
 if __name__ == "__main__":
