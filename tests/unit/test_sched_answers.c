@@ -1,0 +1,180 @@
+/*
+ * test_sched_answers.c - what a session shows and who may see it: tensors, inline rows, one-shot
+ * calls, ownership, the cap on sessions, leases.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "test_sched_fixture.h"
+
+static void tensor_serves_the_last_rounds_rows(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    char body[2048];
+    client_open(fixture, &client, 10, "");
+    client_chain(fixture, &client, 3, body, sizeof body);
+    body[strlen(body) - 1] = '\0';
+    struct tv_call *call =
+        ask(fixture, TV_CALL_VERIFY, client.id,
+            "%s,\"want\":{\"top_k\":2,\"logits\":{\"rows\":\"all\",\"dtype\":\"bf16\",\"via\":"
+            "\"fetch\"}}}",
+            body);
+    assert_reply(call, 200);
+    assert_true(reply_has(call, "logits/href"));
+    assert_true(reply_has(call, "topk/ids_b64"));
+    call_free(call);
+    call = call_make(fixture, TV_CALL_TENSOR, client.id, NULL);
+    call->request.seq = 1;
+    call->request.has_tensor_dtype = 1;
+    call->request.tensor_dtype = TV_TENSOR_F32;
+    call->request.has_tensor_rows = 1;
+    call->request.tensor_rows.kind = TV_ROWS_STOP;
+    call_start(fixture, call);
+    (void)call_wait(call);
+    assert_reply(call, 200);
+    assert_string_equal(call->reply.tensor_shape, "1,307");
+    assert_string_equal(call->reply.tensor_dtype, "f32");
+    assert_int_equal(strlen(call->reply.etag), 66);
+    assert_int_equal(call->reply.body.bytes, 307 * 4);
+    float row[307];
+    memcpy(row, call->reply.body.data, sizeof row);
+    int32_t best = 0;
+    for (int32_t t = 1; t < 307; t++) {
+        best = row[t] > row[best] ? t : best;
+    }
+    assert_int_equal(best, tv_fixed_engine_token(fixture->engine, 13));
+    call_free(call);
+    client_advance(fixture, &client, 3);
+    client_chain(fixture, &client, 1, body, sizeof body);
+    expect(fixture, 200, TV_CALL_VERIFY, client.id, "%s", body);
+    for (int32_t seq = 1; seq < 4; seq++) {
+        call = call_make(fixture, TV_CALL_TENSOR, client.id, NULL);
+        call->request.seq = seq;
+        call_start(fixture, call);
+        (void)call_wait(call);
+        assert_refused(call, seq < 3 ? 410 : 404, seq < 3 ? "round-evicted" : "round-not-found");
+        call_free(call);
+    }
+}
+
+static void inline_logits_and_rules(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    char body[2048], text[32];
+    client_open(fixture, &client, 10, "");
+    client_chain(fixture, &client, 2, body, sizeof body);
+    body[strlen(body) - 1] = '\0';
+    struct tv_call *call =
+        ask(fixture, TV_CALL_VERIFY, client.id,
+            "%s,\"rule\":\"greedy\",\"want\":{\"logits\":{\"rows\":[1]}}}", body);
+    assert_reply(call, 200);
+    reply_text(call, "rule", text, sizeof text);
+    assert_string_equal(text, "greedy");
+    assert_true(reply_has(call, "logits/data_b64"));
+    call_free(call);
+}
+
+static void oneshot_leaves_nothing(void **state)
+{
+    struct fixture *fixture = *state;
+    static const char *const prefixes[] = {"", "1,2,3",
+                                           "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17"};
+    static const int32_t lens[] = {0, 3, 17};
+    for (int i = 0; i < 3; i++) {
+        struct tv_call *call =
+            ask(fixture, TV_CALL_ONESHOT, "",
+                "{\"tokens\":[%s],\"tree\":{\"tokens\":[5,%d],\"parents\":[-1,0]},"
+                "\"want\":{\"top_k\":3}}",
+                prefixes[i], tv_fixed_engine_token(fixture->engine, lens[i] + 1));
+        int32_t items[4];
+        assert_reply(call, 200);
+        assert_int_equal(reply_int(call, "committed_len"), lens[i]);
+        assert_int_equal(reply_ints(call, "accepted/nodes", items, 4), 2);
+        assert_int_equal(reply_int(call, "pending"),
+                         tv_fixed_engine_token(fixture->engine, lens[i] + 2));
+        assert_true(reply_has(call, "topk"));
+        assert_true(reply_has(call, "sampling/seed"));
+        call_free(call);
+        assert_int_equal(tv_fixed_engine_contexts(fixture->engine), 0);
+    }
+}
+
+static void sessions_belong_to_their_key(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    client_open(fixture, &client, 4, "");
+    struct tv_call *call = call_make(fixture, TV_CALL_STATE, client.id, NULL);
+    (void)snprintf(call->principal, sizeof call->principal, "other");
+    call_start(fixture, call);
+    assert_refused(call_wait(call), 404, "session-not-found");
+    call_free(call);
+    call = call_make(fixture, TV_CALL_DELETE, client.id, NULL);
+    (void)snprintf(call->principal, sizeof call->principal, "other");
+    call_start(fixture, call);
+    assert_reply(call_wait(call), 204);
+    call_free(call);
+    call = call_make(fixture, TV_CALL_LIST, "", NULL);
+    (void)snprintf(call->principal, sizeof call->principal, "other");
+    call_start(fixture, call);
+    assert_false(reply_mentions(call_wait(call), client.id));
+    call_free(call);
+    client_check(fixture, &client);
+}
+
+static void too_many_sessions(void **state)
+{
+    struct fixture *fixture = *state;
+    for (int i = 0; i < 16; i++) {
+        expect(fixture, 201, TV_CALL_CREATE, "", "{\"tokens\":[1]}");
+    }
+    struct tv_call *call = ask(fixture, TV_CALL_CREATE, "", "{\"tokens\":[1]}");
+    assert_refused(call, 429, "rate-limited");
+    assert_true(call->reply.retry_after_s > 0);
+    call_free(call);
+}
+
+static void leases_are_renewed_and_end(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    struct tv_session *session = NULL;
+    client_open(fixture, &client, 4, ",\"lease_s\":5");
+    expect(fixture, 200, TV_CALL_RENEW, client.id, "{\"lease_s\":50}");
+    sched_lock(fixture->sched);
+    assert_int_equal(tv_sessions_find(&fixture->sched->table, client.id, "", 0, &session), TV_OK);
+    assert_int_equal(session->lease_s, 50);
+    session->lease_expires_us = 1; /* long ago */
+    sched_unlock(fixture->sched);
+    struct tv_call *call = ask(fixture, TV_CALL_STATE, client.id, NULL);
+    assert_refused(call, 410, "session-expired");
+    call_free(call);
+    call = call_make(fixture, TV_CALL_STATE, client.id, NULL);
+    (void)snprintf(call->principal, sizeof call->principal, "other");
+    call_start(fixture, call);
+    assert_refused(call_wait(call), 404, "session-not-found");
+    call_free(call);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(tensor_serves_the_last_rounds_rows),
+        CASE(inline_logits_and_rules),
+        CASE(oneshot_leaves_nothing),
+        CASE(sessions_belong_to_their_key),
+        CASE(too_many_sessions),
+        CASE(leases_are_renewed_and_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
