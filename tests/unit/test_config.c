@@ -1,0 +1,332 @@
+/*
+ * test_config.c - precedence, refusals, ranges and the printed form of the daemon's settings.
+ *
+ * Every integer option is taken at both ends of its range and refused one beyond it.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "config/config.h"
+#include "config/options.h"
+
+#define WORDS_MAX  8
+#define WORD_BYTES 4400
+
+static struct tv_config config;
+static char error[600];
+
+/* tv_config_load with these arguments behind the program's name; the list ends with NULL. */
+static int load(const char *first, ...)
+{
+    static char words[WORDS_MAX][WORD_BYTES];
+    char *argv[WORDS_MAX + 1] = {words[0]};
+    int argc = 1;
+    va_list arguments;
+    memset(&config, 0xff, sizeof config);
+    error[0] = '\0';
+    (void)snprintf(words[0], WORD_BYTES, "treeverifyd");
+    va_start(arguments, first);
+    for (const char *word = first; word != NULL; word = va_arg(arguments, const char *)) {
+        assert_in_range(argc, 1, WORDS_MAX - 1);
+        (void)snprintf(words[argc], WORD_BYTES, "%s", word);
+        argv[argc] = words[argc];
+        argc++;
+    }
+    va_end(arguments);
+    argv[argc] = NULL;
+    return tv_config_load(&config, argc, argv, error, sizeof error);
+}
+
+/* Write text to a new file; its name is in a static buffer. */
+static const char *write_file(const char *text)
+{
+    static char path[512];
+    const char *folder = getenv("TMPDIR");
+    (void)snprintf(path, sizeof path, "%s/tv_config_XXXXXX", folder == NULL ? "/tmp" : folder);
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    assert_int_equal(close(fd), 0);
+    return path;
+}
+
+static int load_file(const char *text)
+{
+    const char *path = write_file(text);
+    int rc = load("--model", "m", "--config", path, (const char *)NULL);
+    assert_int_equal(unlink(path), 0);
+    return rc;
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    assert_int_equal(load("--model", "some/folder", (const char *)NULL), 0);
+    assert_string_equal(config.model, "some/folder");
+    assert_string_equal(config.backend, "cpu");
+    assert_string_equal(config.listen_host, "127.0.0.1");
+    assert_int_equal(config.listen_port, 8471);
+    assert_int_equal(config.admin_on, 1);
+    assert_string_equal(config.admin_host, "127.0.0.1");
+    assert_int_equal(config.admin_port, 8472);
+    assert_int_equal(config.page_size, 64);
+    assert_int_equal(config.kv_dtype, TV_F32);
+    assert_int_equal(config.max_nodes, 256);
+    assert_int_equal(config.max_depth, 64);
+    assert_int_equal(config.drain_grace_s, 10);
+    assert_int_equal(config.drain_max_s, 30);
+    assert_int_equal(config.body_bytes, 1 << 20);
+    assert_int_equal(config.body_bytes_large, 16 << 20);
+}
+
+static void test_cuda_defaults_to_bf16_rows(void **state)
+{
+    (void)state;
+    assert_int_equal(load("--model", "m", "--backend=cuda", (const char *)NULL), 0);
+    assert_int_equal(config.kv_dtype, TV_BF16);
+    assert_int_equal(
+        load("--model", "m", "--backend=cuda", "--kv-dtype", "f32", (const char *)NULL), 0);
+    assert_int_equal(config.kv_dtype, TV_F32);
+}
+
+static void test_precedence(void **state)
+{
+    (void)state;
+    const char *path = write_file("max_nodes = 10\nmax_depth = 5\nthreads = 3\n");
+    assert_int_equal(setenv("TREEVERIFY_MAX_NODES", "20", 1), 0);
+    assert_int_equal(setenv("TREEVERIFY_MAX_DEPTH", "6", 1), 0);
+    int rc = load("--model", "m", "--config", path, "--max-nodes", "30", (const char *)NULL);
+    assert_int_equal(unsetenv("TREEVERIFY_MAX_NODES"), 0);
+    assert_int_equal(unsetenv("TREEVERIFY_MAX_DEPTH"), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rc, 0);
+    assert_int_equal(config.max_nodes, 30);
+    assert_int_equal(config.max_depth, 6);
+    assert_int_equal(config.threads, 3);
+}
+
+/* A value that something of higher rank overrides must be a value all the same. */
+static void test_overridden_values_are_checked(void **state)
+{
+    (void)state;
+    const char *path = write_file("max_nodes = many\n");
+    int rc = load("--model", "m", "--config", path, "--max-nodes", "30", (const char *)NULL);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rc, -EBADMSG);
+}
+
+static void test_file_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        {"max_nodes = 10\nmax_node = 3\n", ":2: max_node: no such key"},
+        {"max-nodes = 10\n", "no such key"},
+        {"Max_Nodes = 10\n", "no such key"},
+        {"config = other\n", "no such key"},
+        {"help = on\n", "no such key"},
+        {"max_nodes = 10\nmax_nodes = 11\n", ":2: max_nodes: given twice"},
+        {"[other]\nmax_nodes = 10\n", "no section [other]"},
+        {"[treeverifyd\nmax_nodes = 10\n", ":1: not a line"},
+        {"max_nodes\n", ":1: not a line"},
+        {"max_nodes = ten\n", "an integer from 1 to 1024"},
+        {"max_nodes =\n", "an integer from 1 to 1024"},
+        {"threads = 1\n\nlisten = 8471\n", ":3: listen: HOST:PORT"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(load_file(cases[i].text), -EBADMSG);
+        if (strstr(error, cases[i].says) == NULL) {
+            fail_msg("case %zu: \"%s\" does not say \"%s\"", i, error, cases[i].says);
+        }
+    }
+    assert_int_equal(load_file("# note\n; note\n[treeverifyd]\nmax_nodes = 10\n"), 0);
+    assert_int_equal(config.max_nodes, 10);
+}
+
+static void test_file_lines_too_long_and_files_missing(void **state)
+{
+    (void)state;
+    char text[1024] = "state_dir = /";
+    memset(text + strlen(text), 'x', 900);
+    text[913] = '\0';
+    assert_int_equal(load_file(text), -EBADMSG);
+    assert_non_null(strstr(error, "too long"));
+    assert_int_equal(load("--model", "m", "--config", "/nonexistent/x", (const char *)NULL),
+                     -EBADMSG);
+    assert_non_null(strstr(error, "/nonexistent/x"));
+    assert_int_equal(load("--model", "m", "--config", "/", (const char *)NULL), -EBADMSG);
+}
+
+static void test_command_line_refusals(void **state)
+{
+    (void)state;
+    assert_int_equal(load("--model", "m", "--no-such", "1", (const char *)NULL), -EINVAL);
+    assert_int_equal(load("--model", (const char *)NULL), -EINVAL);
+    assert_int_equal(load("model", (const char *)NULL), -EINVAL);
+    assert_int_equal(load("--model", "m", "--help=1", (const char *)NULL), -EINVAL);
+    assert_int_equal(load("--model", "", (const char *)NULL), -EINVAL);
+    assert_int_equal(load("--listen", "127.0.0.1:0", (const char *)NULL), -EINVAL);
+    assert_non_null(strstr(error, "--model"));
+    assert_int_equal(load("--help", (const char *)NULL), 0);
+    assert_int_equal(config.help, 1);
+    char name[WORD_BYTES] = "";
+    memset(name, 'x', 4096);
+    name[4096] = '\0';
+    assert_int_equal(load("--model", name, (const char *)NULL), -EINVAL);
+    name[4095] = '\0';
+    assert_int_equal(load("--model", name, (const char *)NULL), 0);
+}
+
+static int load_pair(const char *option, const char *value)
+{
+    return load("--model", "m", option, value, (const char *)NULL);
+}
+
+/* Both ends of every integer option's range, and one beyond each. Limits that depend on another
+ * option are given their partner. */
+static void test_integer_ranges(void **state)
+{
+    (void)state;
+    size_t count;
+    int tried = 0;
+    const struct tv_option *table = tv_options_table(&count);
+    for (size_t i = 0; i < count; i++) {
+        if (table[i].value == NULL || strcmp(table[i].value, "N") != 0) {
+            continue;
+        }
+        char option[64], value[32];
+        const char *partner = "--drain-grace-s=0";
+        if (strcmp(table[i].name, "drain_grace_s") == 0) {
+            partner = "--drain-max-s=3600";
+        }
+        (void)snprintf(option, sizeof option, "--%s", table[i].name);
+        for (int end = 0; end < 2; end++) {
+            int64_t edge = end == 0 ? table[i].minimum : table[i].last;
+            (void)snprintf(value, sizeof value, "%lld", (long long)edge);
+            assert_int_equal(load("--model", "m", option, value, partner, (const char *)NULL), 0);
+            (void)snprintf(value, sizeof value, "%lld", (long long)(edge + (end == 0 ? -1 : 1)));
+            assert_int_equal(load("--model", "m", option, value, partner, (const char *)NULL),
+                             -EINVAL);
+        }
+        tried++;
+    }
+    assert_true(tried >= 10);
+    static const char *const malformed[] = {"", " 1", "1 ", "1.0", "1e2", "0x10", "+1", "1_0"};
+    for (size_t i = 0; i < sizeof malformed / sizeof malformed[0]; i++) {
+        assert_int_equal(load_pair("--threads", malformed[i]), -EINVAL);
+    }
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    static const char *const good[][2] = {
+        {"--page-size", "16"},       {"--page-size", "128"},    {"--kv-dtype", "bf16"},
+        {"--shadow", "all"},         {"--shadow", "off"},       {"--shadow", "sample:0.25"},
+        {"--listen", "[::1]:9"},     {"--listen-admin", "off"}, {"--listen", "localhost:0"},
+        {"--shadow-path-p", "1e-3"}, {"--log-level", "debug"},
+    };
+    static const char *const bad[][2] = {
+        {"--page-size", "48"},        {"--kv-dtype", "f16"},           {"--shadow", "sample:1.5"},
+        {"--shadow", "sample:"},      {"--shadow", "sample:nan"},      {"--shadow", "on"},
+        {"--listen", "::1:9"},        {"--listen", "127.0.0.1"},       {"--listen", ":9"},
+        {"--listen", "127.0.0.1:"},   {"--listen", "127.0.0.1:65536"}, {"--listen", "127.0.0.1:-1"},
+        {"--listen", "127.0.0.1:1x"}, {"--backend", "rocm"},           {"--log-level", "loud"},
+        {"--shadow-path-p", "-0.1"},  {"--poison=maybe", "x"},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        assert_int_equal(load_pair(good[i][0], good[i][1]), 0);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_int_equal(load_pair(bad[i][0], bad[i][1]), -EINVAL);
+    }
+    assert_int_equal(load_pair("--shadow", "sample:0.25"), 0);
+    assert_true(config.shadow > 0.2499 && config.shadow < 0.2501);
+    assert_int_equal(load_pair("--listen", "[::1]:9"), 0);
+    assert_string_equal(config.listen_host, "::1");
+    assert_string_equal(config.admin_host, "::1");
+    assert_int_equal(config.admin_port, 10);
+    assert_int_equal(load("--model", "m", "--poison", (const char *)NULL), 0);
+    assert_int_equal(config.poison, 1);
+}
+
+static void test_listeners_stay_on_loopback(void **state)
+{
+    (void)state;
+    static const char *const open_hosts[] = {"0.0.0.0:1", "[::]:1", "192.0.2.1:1",
+                                             "[2001:db8::1]:1", "example:1"};
+    for (size_t i = 0; i < sizeof open_hosts / sizeof open_hosts[0]; i++) {
+        assert_int_equal(load_pair("--listen", open_hosts[i]), -EBADMSG);
+        assert_int_equal(load_pair("--listen-admin", open_hosts[i]), -EBADMSG);
+    }
+    assert_int_equal(load_pair("--listen", "0.0.0.0:1"), -EBADMSG);
+    assert_non_null(strstr(error, "api_key_file"));
+    assert_int_equal(load_pair("--api-key-file", "keys"), -EBADMSG);
+    assert_non_null(strstr(error, "not served"));
+    assert_int_equal(load_pair("--listen", "127.8.9.1:1"), 0);
+}
+
+static void test_between_options(void **state)
+{
+    (void)state;
+    assert_int_equal(load("--model", "m", "--drain-grace-s=31", (const char *)NULL), -EBADMSG);
+    assert_int_equal(load("--model", "m", "--body-bytes=33554432", (const char *)NULL), -EBADMSG);
+    assert_int_equal(load("--model", "m", "--listen=127.0.0.1:65535", (const char *)NULL),
+                     -EBADMSG);
+    assert_int_equal(load("--model", "m", "--listen=127.0.0.1:0", (const char *)NULL), 0);
+    assert_int_equal(config.admin_port, 0);
+}
+
+/* Every key is printed with its origin, and the values are read back as they were. */
+static void test_print(void **state)
+{
+    (void)state;
+    char *text = NULL;
+    size_t bytes = 0;
+    assert_int_equal(
+        load("--model", "m", "--shadow=sample:0.5", "--listen=[::1]:7", (const char *)NULL), 0);
+    FILE *out = open_memstream(&text, &bytes);
+    assert_non_null(out);
+    tv_config_print(&config, out);
+    assert_int_equal(fclose(out), 0);
+    assert_non_null(strstr(text, "model = m  # command line\n"));
+    assert_non_null(strstr(text, "shadow = sample:0.5  # command line\n"));
+    assert_non_null(strstr(text, "listen = [::1]:7  # command line\n"));
+    assert_non_null(strstr(text, "listen_admin = [::1]:8  # default\n"));
+    assert_non_null(strstr(text, "max_nodes = 256  # default\n"));
+    free(text);
+    size_t count;
+    const struct tv_option *table = tv_options_table(&count);
+    for (size_t i = 0; i < count; i++) {
+        assert_ptr_equal(tv_options_find(table[i].name, strlen(table[i].name)), &table[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_cuda_defaults_to_bf16_rows),
+        cmocka_unit_test(test_precedence),
+        cmocka_unit_test(test_overridden_values_are_checked),
+        cmocka_unit_test(test_file_refusals),
+        cmocka_unit_test(test_file_lines_too_long_and_files_missing),
+        cmocka_unit_test(test_command_line_refusals),
+        cmocka_unit_test(test_integer_ranges),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_listeners_stay_on_loopback),
+        cmocka_unit_test(test_between_options),
+        cmocka_unit_test(test_print),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
