@@ -208,6 +208,9 @@ static enum MHD_Result finish_body(struct http_conn *conn)
             problem.retry_after_s = RETRY_AFTER_S;
         }
         if (rc != 0) {
+            /* Text that is no JSON may be framing that two parsers read differently: nothing behind
+             * it is taken for a request. */
+            conn->close |= problem.code == TV_BAD_JSON;
             return refuse(conn, &problem, 0);
         }
     }

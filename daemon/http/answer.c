@@ -25,7 +25,7 @@ static int add_headers(struct MHD_Response *response, const struct http_conn *co
     const struct tv_reply *reply = &conn->call->reply;
     char number[16];
     int rc = add_header(response, "X-Request-Id", conn->call->request_id);
-    if (rc == 0 && reply->content_type != NULL && reply->content_type[0] != '\0') {
+    if (rc == 0 && reply->content_type != NULL && reply->body.bytes > 0) {
         rc = add_header(response, "Content-Type", reply->content_type);
     }
     if (rc == 0 && reply->allow != NULL) {

@@ -1,0 +1,135 @@
+/*
+ * engine_source.c - the engine of the shipped daemon: backend, checkpoint, cache, self-test.
+ *
+ * Owns which sizes are taken at start. Refuses a backend that is not there; nothing falls back.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "cache/cache.h"
+#include "kernels/kernels.h"
+#include "main.h"
+#include "model/model.h"
+
+#define REQUESTS_MAX       8 /* rounds of one launch */
+#define DEFAULT_SEQUENCES  8 /* of max_len, when no pool size is given */
+#define PREFILL_ROWS_LEAST 64
+
+static int open_kernels(const struct tv_config *config, struct tv_kernels **ret_kernels,
+                        char *error, size_t error_bytes)
+{
+    const struct tv_kernels_options options = {
+        .threads = config->threads,
+        .cpu_flags_mask = ~(uint64_t)0,
+    };
+    int rc = tv_kernels_create(config->backend, &options, ret_kernels);
+    if (rc == 0) {
+        return TV_EXIT_DRAINED;
+    }
+    if (rc == -ENOTSUP) {
+        (void)snprintf(error, error_bytes, "backend %s: this build or machine does not have it",
+                       config->backend);
+        return TV_EXIT_NO_DEVICE;
+    }
+    (void)snprintf(error, error_bytes, "backend %s: %s", config->backend, strerror(-rc));
+    return rc == -ENOMEM || rc == -EAGAIN ? TV_EXIT_NO_MEMORY : TV_EXIT_NO_DEVICE;
+}
+
+static int open_model(const struct tv_config *config, struct tv_kernels *kernels,
+                      struct tv_model **ret_model, char *error, size_t error_bytes)
+{
+    struct tv_model_error refusal = {.text = ""};
+    const struct tv_model_options options = {
+        .max_len = config->max_len,
+        .rows_max = config->max_nodes > PREFILL_ROWS_LEAST ? config->max_nodes : PREFILL_ROWS_LEAST,
+        .requests_max = REQUESTS_MAX,
+        .page_size = config->page_size,
+    };
+    int rc = tv_model_load(kernels, config->model, &options, ret_model, &refusal);
+    if (rc == 0) {
+        return TV_EXIT_DRAINED;
+    }
+    if (rc == -ENOMEM) {
+        (void)snprintf(error, error_bytes, "model %.200s: no memory for it", config->model);
+        return TV_EXIT_NO_MEMORY;
+    }
+    (void)snprintf(error, error_bytes, "model %.200s: %.380s", config->model,
+                   refusal.text[0] == '\0' ? strerror(-rc) : refusal.text);
+    return TV_EXIT_CHECKPOINT;
+}
+
+static int open_cache(const struct tv_config *config, struct tv_kernels *kernels,
+                      const struct tv_model *model, struct tv_cache **ret_cache, char *error,
+                      size_t error_bytes)
+{
+    const struct tv_model_config *shape = tv_model_config(model);
+    int64_t page = config->page_size;
+    int64_t per_sequence = (tv_model_options(model)->max_len + page - 1) / page;
+    const struct tv_cache_params params = {
+        .layers = shape->layers,
+        .page_size = config->page_size,
+        .row_dim = shape->kv_lora + shape->rope_dim,
+        .dtype = config->kv_dtype,
+        .pages = config->pages > 0 ? config->pages : DEFAULT_SEQUENCES * per_sequence,
+        .poison = config->poison,
+    };
+    int rc = tv_cache_create(kernels, &params, ret_cache);
+    if (rc == 0) {
+        return TV_EXIT_DRAINED;
+    }
+    (void)snprintf(error, error_bytes,
+                   "no KV pool of %lld pages of %d rows in %d layers: %s (pages sets its size)",
+                   (long long)params.pages, params.page_size, params.layers, strerror(-rc));
+    return rc == -ENOMEM ? TV_EXIT_NO_MEMORY : TV_EXIT_CONFIG;
+}
+
+int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_engine, char *error,
+                        size_t error_bytes)
+{
+    struct tv_kernels *kernels = NULL;
+    struct tv_model *model = NULL;
+    struct tv_cache *cache = NULL;
+    char detail[300] = "";
+    int code = open_kernels(config, &kernels, error, error_bytes);
+    if (code == TV_EXIT_DRAINED) {
+        code = open_model(config, kernels, &model, error, error_bytes);
+    }
+    if (code == TV_EXIT_DRAINED) {
+        code = open_cache(config, kernels, model, &cache, error, error_bytes);
+    }
+    if (code == TV_EXIT_DRAINED) {
+        int rc = tv_verify_engine_create(kernels, model, cache, ret_engine, detail, sizeof detail);
+        if (rc == 0) {
+            tv_log(TV_LOG_INFO, "model %s (%s, %d layers) on %s %s, %lld pages of %d rows",
+                   tv_model_name(model), tv_model_config(model)->architecture,
+                   tv_model_config(model)->layers, kernels->name, kernels->variant,
+                   (long long)tv_cache_params(cache)->pages, config->page_size);
+            return TV_EXIT_DRAINED;
+        }
+        (void)snprintf(error, error_bytes, "the start's self-test: %s",
+                       detail[0] == '\0' ? strerror(-rc) : detail);
+        code = rc == -ENOMEM ? TV_EXIT_NO_MEMORY : TV_EXIT_FAULT;
+    }
+    tv_cache_destroy(cache);
+    tv_model_destroy(model);
+    if (kernels != NULL) {
+        kernels->destroy(kernels);
+    }
+    return code;
+}
+
+void tv_main_engine_close(struct tv_engine *engine)
+{
+    if (engine == NULL) {
+        return;
+    }
+    struct tv_kernels *kernels = engine->kernels;
+    struct tv_model *model = engine->model;
+    struct tv_cache *cache = engine->cache;
+    engine->ops->destroy(engine);
+    tv_cache_destroy(cache);
+    tv_model_destroy(model);
+    kernels->destroy(kernels);
+}

@@ -1,0 +1,255 @@
+/*
+ * main.c - arguments, start order, stop order, exit code; the only file that may end the process.
+ *
+ * Start: configuration, engine, shadow, sched, listeners; ready means bound. Stop: readiness fails,
+ * a grace for balancers to notice, new work is refused, what runs is finished, everything ends in
+ * reverse order. A second signal leaves the waiting out; an alarm ends what never ends.
+ */
+#include "main.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "http/http.h"
+#include "sched/sched.h"
+#include "shadow/shadow.h"
+
+#define SHADOW_QUEUE_BYTES (256u << 20)
+#define QUIET_MS           1000 /* a connection without a request for this long is not in use */
+#define DRAIN_TICK_MS      20
+#define ABORT_S            5 /* after a second signal */
+
+/* Written by the signal handler, which may run on any thread. */
+static volatile sig_atomic_t loading = 1;
+static atomic_int stop_signals; /* relaxed: the event descriptor orders it */
+static int stop_event = -1;
+
+struct service {
+    struct tv_config config;
+    struct tv_engine *engine;
+    struct tv_shadow *shadow;
+    struct tv_sched *sched;
+    struct tv_http *http;
+};
+
+static void on_stop(int signal_number)
+{
+    (void)signal_number; /* SIGTERM and SIGINT mean the same */
+    if (loading) {
+        _exit(TV_EXIT_DRAINED); /* nothing is served yet, so nothing can be lost */
+    }
+    const uint64_t one = 1;
+    int saved = errno;
+    (void)atomic_fetch_add_explicit(&stop_signals, 1, memory_order_relaxed);
+    /* cannot be full: nobody sends 2^64 signals */
+    ssize_t written = write(stop_event, &one, sizeof one);
+    (void)written;
+    errno = saved;
+}
+
+static void on_alarm(int signal_number)
+{
+    static const char text[] = "<3>error: the stop took too long; ended with work unfinished\n";
+    (void)signal_number; /* only SIGALRM comes here */
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written; /* there is nobody left to tell */
+    _exit(TV_EXIT_FAULT);
+}
+
+static int signals_init(void)
+{
+    struct sigaction stop = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
+    struct sigaction late = {.sa_handler = on_alarm};
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    stop_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (stop_event < 0 || sigaction(SIGTERM, &stop, NULL) != 0 ||
+        sigaction(SIGINT, &stop, NULL) != 0 || sigaction(SIGALRM, &late, NULL) != 0 ||
+        sigaction(SIGHUP, &ignore, NULL) != 0 || sigaction(SIGPIPE, &ignore, NULL) != 0) {
+        return -errno;
+    }
+    return 0;
+}
+
+/* Wait for a signal or the time; the number of signals so far. */
+static int await_stop(int timeout_ms)
+{
+    struct pollfd wait = {.fd = stop_event, .events = POLLIN};
+    uint64_t count;
+    if (poll(&wait, 1, timeout_ms) > 0) {
+        ssize_t got = read(stop_event, &count, sizeof count);
+        (void)got; /* only the descriptor's readiness is wanted; the counter is stop_signals */
+    }
+    return atomic_load_explicit(&stop_signals, memory_order_relaxed);
+}
+
+static void set_log_level(const char *name)
+{
+    static const char *const names[] = {
+        [TV_LOG_ERROR] = "error",
+        [TV_LOG_WARNING] = "warning",
+        [TV_LOG_INFO] = "info",
+        [TV_LOG_DEBUG] = "debug",
+    };
+    for (int i = 0; i <= TV_LOG_DEBUG; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            tv_log_level_set((enum tv_log_level)i);
+        }
+    }
+}
+
+static int exit_code_of(int rc)
+{
+    switch (rc) {
+    case 0:
+        return TV_EXIT_DRAINED;
+    case -ENOMEM:
+    case -EAGAIN:
+        return TV_EXIT_NO_MEMORY;
+    default:
+        return TV_EXIT_CONFIG;
+    }
+}
+
+/* 0, or the exit code; what was opened is in *service either way. */
+static int service_start(struct service *service)
+{
+    char error[600] = "";
+    const struct tv_config *config = &service->config;
+    int code = tv_main_engine_open(config, &service->engine, error, sizeof error);
+    if (code != TV_EXIT_DRAINED) {
+        tv_log(TV_LOG_ERROR, "%s", error);
+        return code;
+    }
+    struct tv_shadow_params shadow = {
+        .probability = config->shadow,
+        .path_probability = config->shadow_path,
+        .queue_bytes_max = SHADOW_QUEUE_BYTES,
+        .state_dir = config->state_dir[0] == '\0' ? NULL : config->state_dir,
+        .device = service->engine->kernels,
+    };
+    int rc =
+        tv_shadow_create(&shadow, service->engine->model, service->engine->cache, &service->shadow);
+    if (rc != 0) {
+        tv_log(TV_LOG_ERROR, "shadow cannot be started: %s", strerror(-rc));
+        return exit_code_of(rc);
+    }
+    rc = tv_sched_create(config, service->engine, service->shadow, &service->sched);
+    if (rc != 0) {
+        tv_log(TV_LOG_ERROR, "the worker cannot be started: %s", strerror(-rc));
+        return exit_code_of(rc);
+    }
+    rc = tv_http_create(config, service->sched, &service->http, error, sizeof error);
+    if (rc != 0) {
+        tv_log(TV_LOG_ERROR, "%s", error);
+    }
+    return exit_code_of(rc);
+}
+
+/* Reverse order of the start; every part may be missing. */
+static void service_stop(struct service *service)
+{
+    if (service->http != NULL) {
+        tv_http_close(service->http);
+    }
+    tv_sched_destroy(service->sched);
+    tv_http_destroy(service->http);
+    tv_shadow_destroy(service->shadow);
+    tv_main_engine_close(service->engine);
+}
+
+/* From the first signal until nothing is left to wait for. */
+static void drain(struct service *service)
+{
+    const struct tv_config *config = &service->config;
+    int64_t start_us = tv_clock_us();
+    int64_t grace_us = start_us + config->drain_grace_s * 1000000LL;
+    (void)alarm((unsigned int)config->drain_max_s); /* none was set before */
+    tv_sched_drain(service->sched, 1, 0);
+    tv_log(TV_LOG_INFO, "draining: not ready any more; new work is refused in %d s at the latest",
+           config->drain_grace_s);
+    int signals = 1;
+    while (signals < 2 && tv_clock_us() < grace_us &&
+           (tv_sched_in_flight(service->sched) > 0 ||
+            tv_http_open_count(service->http, QUIET_MS) > 0)) {
+        signals = await_stop(DRAIN_TICK_MS);
+    }
+    tv_sched_drain(service->sched, 1, 1);
+    while (signals < 2 && tv_sched_in_flight(service->sched) > 0) {
+        signals = await_stop(DRAIN_TICK_MS);
+    }
+    if (signals >= 2) {
+        (void)alarm(ABORT_S); /* replaces the longer one */
+        tv_log(TV_LOG_WARNING,
+               "second signal: waiting work is refused, rounds that run are finished");
+    }
+    tv_log(TV_LOG_INFO, "drained in %lld ms", (long long)(tv_clock_us() - start_us) / 1000);
+}
+
+static void announce(const struct service *service)
+{
+    const char *admin = tv_http_url(service->http, 1);
+    tv_log(TV_LOG_INFO, "no keys: every route is open to every process of this machine");
+    /* The line that tests and supervisors wait for. */
+    if (printf("listening %s admin %s\n", tv_http_url(service->http, 0),
+               admin[0] == '\0' ? "off" : admin) < 0 ||
+        fflush(stdout) != 0) {
+        tv_log(TV_LOG_WARNING, "stdout cannot be written: %s", strerror(errno));
+    }
+}
+
+/* Options that print and end: 1 when one was given. */
+static int run_print_options(const struct tv_config *config)
+{
+    if (config->help) {
+        tv_config_usage(stdout);
+    } else if (config->version) {
+        (void)printf("treeverifyd %s\n", TV_VERSION);
+    } else if (config->print_only) {
+        tv_config_print(config, stdout);
+    } else if (config->check_only) {
+        (void)printf("the configuration is valid\n");
+    } else {
+        return 0;
+    }
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    static struct service service; /* large: the configuration's texts */
+    char error[600] = "";
+    int rc = tv_config_load(&service.config, argc, argv, error, sizeof error);
+    if (rc != 0) {
+        tv_log(TV_LOG_ERROR, "%s", error);
+        return rc == -EINVAL ? TV_EXIT_USAGE : TV_EXIT_CONFIG;
+    }
+    set_log_level(service.config.log_level);
+    if (run_print_options(&service.config)) {
+        return fflush(stdout) == 0 ? TV_EXIT_DRAINED : TV_EXIT_NO_MEMORY;
+    }
+    rc = signals_init();
+    if (rc != 0) {
+        tv_log(TV_LOG_ERROR, "signals cannot be set up: %s", strerror(-rc));
+        return TV_EXIT_NO_MEMORY;
+    }
+    int code = service_start(&service);
+    if (code == TV_EXIT_DRAINED) {
+        loading = 0;
+        announce(&service);
+        while (await_stop(-1) == 0) {
+            /* serving is done by other threads */
+        }
+        drain(&service);
+    }
+    service_stop(&service);
+    return code;
+}
