@@ -1,0 +1,246 @@
+"""Raw sockets to a treeverifyd with fixed answers; every answer is checked against the contract.
+
+The program's path comes from TREEVERIFYD_FIXED, the size of the loops from TV_TEST_SCALE.
+"""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "support"))
+from contract import Contract  # noqa: E402
+from daemon import Daemon  # noqa: E402
+
+CONTRACT = Contract()
+PROGRAM = os.environ.get("TREEVERIFYD_FIXED", "")
+SCALE = int(os.environ.get("TV_TEST_SCALE", "0"))
+
+
+class FixedDaemon(Daemon):
+    """stdin controls the engine: hold(), release(), stat()."""
+
+    def __init__(self, *options, env=None):
+        super().__init__(PROGRAM, "fixed", *options, env=env)
+
+    def __enter__(self):
+        self.log = tempfile.TemporaryFile(mode="w+")
+        command = [self.program, "--model", self.model, "--listen", "127.0.0.1:0", *self.options]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            env=self.env,
+        )
+        words = self.process.stdout.readline().split()
+        if len(words) != 4 or words[0] != "listening" or words[2] != "admin":
+            self.process.wait(timeout=60)
+            raise RuntimeError(f"no start: {words} exit {self.process.returncode}\n{self.text()}")
+        self.host = "127.0.0.1"
+        self.port = int(words[1].rsplit(":", 1)[1])
+        self.admin_port = None if words[3] == "off" else int(words[3].rsplit(":", 1)[1])
+        return self
+
+    def order(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hold(self):
+        self.order("hold")
+        self.stat()  # orders are taken one after the other: the engine is held now
+
+    def release(self):
+        self.order("release")
+
+    def stat(self):
+        """(verify launches so far, contexts that are open)"""
+        self.order("stat")
+        words = self.process.stdout.readline().split()
+        return int(words[1]), int(words[3])
+
+    def stop(self, *how):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+        return super().stop(*how)
+
+    def fds(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def connect(self, admin=False, timeout=60):
+        port = self.admin_port if admin else self.port
+        sock = socket.create_connection((self.host, port), timeout=timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+
+class Answer:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def code(self):
+        return self.json.get("code")
+
+
+class Reader:
+    """Answers of one socket, one after the other."""
+
+    def __init__(self, sock):
+        self.sock, self.data = sock, b""
+
+    def _more(self):
+        got = self.sock.recv(65536)
+        self.data += got
+        return len(got) > 0
+
+    def answer(self, method="GET", skip_continue=True):
+        """The next answer, or None when the peer closed instead."""
+        while b"\r\n\r\n" not in self.data:
+            if not self._more():
+                if self.data:
+                    raise AssertionError(f"half an answer: {self.data[:200]!r}")
+                return None
+        head, _, rest = self.data.partition(b"\r\n\r\n")
+        lines = head.decode("ascii").split("\r\n")
+        status = int(lines[0].split(" ")[1])
+        headers = {}
+        for line in lines[1:]:
+            name, _, value = line.partition(":")
+            if name.lower() in headers:
+                raise AssertionError(f"header {name} twice")
+            headers[name.lower()] = value.strip()
+        if status == 100 and skip_continue:
+            self.data = rest
+            return self.answer(method)
+        length = 0 if method == "HEAD" or status in (100, 204) else int(headers["content-length"])
+        while len(rest) < length:
+            if not self._more():
+                raise AssertionError(f"{len(rest)} of {length} bytes came")
+            head, _, rest = self.data.partition(b"\r\n\r\n")
+        self.data = rest[length:]
+        return Answer(status, headers, rest[:length])
+
+    def closed(self, timeout=5):
+        """True when the peer has closed and nothing more came."""
+        self.sock.settimeout(timeout)
+        try:
+            return self.data == b"" and not self._more()
+        except ConnectionResetError:
+            return True
+        except (socket.timeout, TimeoutError):
+            return False
+
+
+def request_bytes(method, target, body=None, headers=(), host=True):
+    lines = [f"{method} {target} HTTP/1.1"]
+    if host:
+        lines.append("Host: localhost")
+    lines += headers
+    if body is not None:
+        if not any(line.lower().startswith("content-type") for line in headers):
+            lines.append("Content-Type: application/json")
+        lines.append(f"Content-Length: {len(body)}")
+    head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+    return head + (body or b"")
+
+
+class Caller:
+    """One keep-alive connection whose answers are all checked."""
+
+    def __init__(self, daemon, admin=False):
+        self.daemon, self.admin, self.sock = daemon, admin, None
+
+    def call(self, method, target, body=None, headers=(), check=True):
+        """body: bytes, or anything JSON can hold. check=False: for /v1/model of an engine that has no
+        checkpoint to describe; test_model.py checks a real one's."""
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body, separators=(",", ":")).encode()
+        if self.sock is None:
+            self.sock = self.daemon.connect(self.admin)
+            self.reader = Reader(self.sock)
+        self.sock.sendall(request_bytes(method, target, body, headers))
+        answer = self.reader.answer(method)
+        assert answer is not None, f"{method} {target}: closed without an answer"
+        if check:
+            CONTRACT.check(method, target, answer.status, answer.headers, answer.body)
+        if answer.headers.get("connection", "").lower() == "close":
+            assert self.reader.closed(), f"{method} {target}: says close and stays open"
+            self.close()
+        return answer
+
+    def close(self):
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+
+    def session(self, **fields):
+        answer = self.call("POST", "/v1/sessions", dict(fields, tokens=fields.get("tokens", [1, 2, 3])))
+        assert answer.status == 201, answer.body
+        return answer.json
+
+
+def round_body(state, drafts=(), parents=(), **fields):
+    """The next verify of a session whose last answer was `state`."""
+    return dict(
+        {
+            "seq": state["next_seq"],
+            "epoch": state["epoch"],
+            "expected_len": state["committed_len"],
+            "tree": {"tokens": [state["pending"], *drafts], "parents": [-1, *parents]},
+        },
+        **fields,
+    )
+
+
+def verify_path(state):
+    return f"/v1/sessions/{state['session']}/verify"
+
+
+class Prober(threading.Thread):
+    """GET /healthz on one listener every few milliseconds while something else happens."""
+
+    def __init__(self, daemon, admin=True, every_s=0.005):
+        super().__init__(daemon=True)
+        self.caller, self.every_s = Caller(daemon, admin), every_s
+        self.times, self.failures, self.ending = [], 0, threading.Event()
+
+    def run(self):
+        while not self.ending.wait(self.every_s):
+            start = time.monotonic()
+            answer = self.caller.call("GET", "/healthz")
+            self.times.append(time.monotonic() - start)
+            self.failures += answer.status != 200
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self.ending.set()
+        self.join(timeout=30)
+        self.caller.close()
+
+    def p99(self):
+        ordered = sorted(self.times)
+        return ordered[len(ordered) * 99 // 100]
+
+
+def wait_until(condition, limit_s, what):
+    """Poll a condition of another process; its own limit is the test's bound."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {limit_s} s: {what}")
+        select.select([], [], [], 0.005)

@@ -1,0 +1,159 @@
+"""B47, B48: clients that leave at any moment leave nothing behind.
+
+500 aborts by default, TV_TEST_SCALE otherwise (10,000 is the published figure). The seed is printed.
+"""
+
+import json
+import os
+import random
+import re
+import socket
+import struct
+import time
+import unittest
+
+from harness import SCALE, Caller, FixedDaemon, Reader, request_bytes, round_body, verify_path, wait_until
+
+COUNT = SCALE or 500
+SEED = int(os.environ.get("TV_TEST_SEED", "20240817"))
+BODY = json.dumps({"tokens": [1, 2, 3], "tree": {"tokens": [24, 31], "parents": [-1, 0]}}).encode()
+BIG = json.dumps(
+    {
+        "tokens": [1],
+        "tree": {"tokens": [10] + list(range(100, 227)), "parents": [-1] + [0] * 127},
+        "want": {"logits": {"rows": "all"}},
+    }
+).encode()
+DROP_S = 0.2
+
+
+def waiting(caller):
+    """Calls in the queue, as /readyz tells."""
+    answer = caller.call("GET", "/readyz")
+    detail = next(check["detail"] for check in answer.json["checks"] if check["name"] == "worker")
+    return int(re.search(r"(\d+) calls? waits?", detail).group(1))
+
+
+def leave(sock, how):
+    if how == "reset":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif how == "half":
+        try:
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the peer was faster
+    sock.close()
+
+
+class AbortTest(unittest.TestCase):
+    def abort_once(self, daemon, rng):
+        data = request_bytes("POST", "/v1/verify", rng.choice((BODY, BIG)))
+        moment = rng.choice(("head", "body", "sent", "partly read", "answered"))
+        sock = daemon.connect()
+        border = data.index(b"\r\n\r\n") + 4
+        if moment == "head":
+            sock.sendall(data[: rng.randrange(border)])
+        elif moment == "body":
+            sock.sendall(data[: rng.randrange(border, len(data))])
+        else:
+            sock.sendall(data)
+        if moment == "partly read":
+            sock.recv(rng.randrange(1, 2000))
+        elif moment == "answered":
+            Reader(sock).answer("POST")
+        leave(sock, rng.choice(("reset", "close", "half")))
+
+    def test_b47_aborts_at_random_moments(self):
+        print(f"seed {SEED}, {COUNT} aborts")
+        rng = random.Random(SEED)
+        with FixedDaemon() as daemon:
+            probe = Caller(daemon, admin=True)
+            self.assertEqual(waiting(probe), 0)
+            fds = daemon.fds()
+            for i in range(COUNT):
+                if i % 100 == 50:
+                    daemon.hold()
+                elif i % 100 == 60:
+                    daemon.release()
+                if i % 100 in range(50, 60):
+                    self.abort_held(daemon, rng)
+                else:
+                    self.abort_once(daemon, rng)
+            daemon.release()
+            # a peer that left in the middle of a request is gone with the header limit at the latest
+            wait_until(lambda: daemon.fds() <= fds, 16, "descriptors are given back")
+            wait_until(lambda: waiting(probe) == 0, 5, "the queue is empty")
+            wait_until(lambda: daemon.stat()[1] == 0, 5, "no context is open")
+            probe.close()
+            caller = Caller(daemon)
+            self.assertEqual(caller.call("POST", "/v1/verify", BODY).status, 200)
+            caller.close()
+
+    def abort_held(self, daemon, rng):
+        """The call cannot be answered now: it is left queued or running."""
+        sock = daemon.connect()
+        sock.sendall(request_bytes("POST", "/v1/verify", BODY))
+        leave(sock, rng.choice(("reset", "close", "half")))
+
+    def held_pair(self, daemon):
+        """Two sessions; the first one's round is inside the engine, the second one's is queued."""
+        callers = [Caller(daemon), Caller(daemon)]
+        states = [caller.session() for caller in callers]
+        probe = Caller(daemon, admin=True)
+        launches = daemon.stat()[0]
+        daemon.hold()
+        bodies = [json.dumps(round_body(state)).encode() for state in states]
+        callers[0].sock.sendall(request_bytes("POST", verify_path(states[0]), bodies[0]))
+        wait_until(lambda: daemon.stat()[0] == launches + 1, 5, "the first round is launched")
+        callers[1].sock.sendall(request_bytes("POST", verify_path(states[1]), bodies[1]))
+        wait_until(lambda: waiting(probe) == 1, 5, "the second round is queued")
+        return callers, states, bodies, probe
+
+    def test_b48_queued_round_of_a_client_that_left_is_dropped(self):
+        for how in ("close", "reset", "half"):
+            with self.subTest(how), FixedDaemon() as daemon:
+                callers, states, bodies, probe = self.held_pair(daemon)
+                start = time.monotonic()
+                leave(callers[1].sock, how)
+                wait_until(lambda: waiting(probe) == 0, 5, "the queued round is dropped")
+                self.assertLess(time.monotonic() - start, DROP_S)
+                daemon.release()
+                self.assertEqual(callers[0].reader.answer("POST").status, 200)
+                again = Caller(daemon)
+                state = again.call("GET", f"/v1/sessions/{states[1]['session']}").json
+                self.assertEqual((state["committed_len"], state["next_seq"]), (3, 1))
+                answer = again.call("POST", verify_path(states[1]), bodies[1])
+                self.assertEqual((answer.status, answer.json["replayed"]), (200, False))
+                for caller in (callers[0], again, probe):
+                    caller.close()
+
+    def test_b48_running_round_of_a_client_that_left_is_stored(self):
+        for how in ("close", "reset", "half"):
+            with self.subTest(how), FixedDaemon() as daemon:
+                callers, states, bodies, probe = self.held_pair(daemon)
+                leave(callers[0].sock, how)
+                self.assertEqual(waiting(probe), 1)
+                daemon.release()
+                self.assertEqual(callers[1].reader.answer("POST").status, 200)
+                again = Caller(daemon)
+                answer = again.call("POST", verify_path(states[0]), bodies[0])
+                self.assertEqual((answer.status, answer.json["replayed"]), (200, True))
+                self.assertEqual(answer.json["committed_len"], 4)
+                for caller in (callers[1], again, probe):
+                    caller.close()
+
+    def test_probes_answer_while_the_engine_is_held(self):
+        with FixedDaemon() as daemon:
+            callers, _, _, probe = self.held_pair(daemon)
+            for _ in range(50):
+                start = time.monotonic()
+                self.assertEqual(probe.call("GET", "/healthz").status, 200)
+                self.assertEqual(probe.call("GET", "/readyz").status, 200)
+                self.assertLess(time.monotonic() - start, 0.05)
+            daemon.release()
+            for caller in (*callers, probe):
+                caller.close()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

@@ -1,0 +1,33 @@
+"""The real daemon on the bundled checkpoint: /v1/model, readiness and one round against the contract."""
+
+import os
+import unittest
+
+import harness
+from harness import Caller, FixedDaemon, round_body, verify_path
+
+
+class ModelTest(unittest.TestCase):
+    def test_model_and_round(self):
+        harness.PROGRAM = os.environ["TREEVERIFYD"]
+        daemon = FixedDaemon("--threads", "1")
+        daemon.model = os.environ["TV_MODEL_DIR"]
+        with daemon:
+            for admin in (False, True):
+                caller = Caller(daemon, admin)
+                model = caller.call("GET", "/v1/model").json
+                self.assertEqual((model["architecture"], model["vocab"]), ("deepseek_v3", 260))
+                self.assertTrue(caller.call("GET", "/readyz?deep=1").json["ready"])
+                caller.close()
+            caller = Caller(daemon)
+            state = caller.session()
+            for _ in range(3):
+                answer = caller.call("POST", verify_path(state), round_body(state, [5, 6, 7], [0, 0, 1]))
+                self.assertEqual(answer.status, 200)
+                state.update(answer.json)
+            self.assertTrue(caller.call("POST", "/v1/parity", {}).json["ok"])
+            caller.close()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

@@ -1,0 +1,245 @@
+"""B65: stopping, idle and under load; exit codes of starts that are refused.
+
+One stop under load by default, TV_TEST_SCALE of them otherwise (100 is the published figure).
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+from harness import PROGRAM, SCALE, Caller, FixedDaemon, request_bytes, round_body, verify_path, wait_until
+
+TREEVERIFYD = os.environ.get("TREEVERIFYD", "")
+MODEL = os.environ.get("TV_MODEL_DIR", "")
+REPEATS = SCALE or 1
+
+
+class Worker(threading.Thread):
+    """Rounds on one session until the daemon refuses or closes."""
+
+    def __init__(self, daemon):
+        super().__init__(daemon=True)
+        self.caller = Caller(daemon)
+        self.state = self.caller.session()
+        self.rounds, self.unanswered, self.refusal, self.odd = 0, 0, None, None
+
+    def run(self):
+        try:
+            while self.refusal is None:
+                answer = self.caller.call("POST", verify_path(self.state), round_body(self.state))
+                if answer.status == 200:
+                    self.state.update(answer.json)
+                    self.rounds += 1
+                else:
+                    self.refusal = answer.json
+        except (ConnectionError, AssertionError) as error:
+            if isinstance(error, AssertionError) and "closed without an answer" not in str(error):
+                self.odd = error
+            self.unanswered += 1
+        finally:
+            self.caller.close()
+
+
+class StopTest(unittest.TestCase):
+    def test_b65_stop_under_load(self):
+        for _ in range(REPEATS):
+            daemon = FixedDaemon("--drain-grace-s", "1").__enter__()
+            workers = [Worker(daemon) for _ in range(32)]
+            for worker in workers:
+                worker.start()
+            wait_until(lambda: all(worker.rounds > 0 for worker in workers), 20, "all are in rounds")
+            probe = Caller(daemon, admin=True)
+            start = time.monotonic()
+            daemon.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: probe.call("GET", "/readyz").status == 503, 1, "readiness fails")
+            self.assertLess(time.monotonic() - start, 0.3)
+            self.assertEqual(probe.call("GET", "/healthz").status, 200)
+            probe.close()
+            for worker in workers:
+                worker.join(timeout=30)
+                self.assertFalse(worker.is_alive())
+                self.assertIsNone(worker.odd)
+                if worker.refusal is not None:
+                    self.assertEqual(worker.refusal["code"], "draining")
+                    self.assertFalse(worker.refusal["committed"])
+            self.assertEqual(daemon.stop(), 0, daemon.text())
+            self.assertLess(time.monotonic() - start, 5)
+            print(f"{sum(worker.rounds for worker in workers)} rounds, stopped in {time.monotonic() - start:.2f} s")
+
+    def test_b65_running_round_is_answered(self):
+        """SIGTERM while the engine works for a session: the answer arrives, then the daemon ends."""
+        with FixedDaemon("--drain-grace-s", "0") as daemon:
+            caller = Caller(daemon)
+            state = caller.session()
+            daemon.hold()
+            body = json.dumps(round_body(state)).encode()
+            launches = daemon.stat()[0]
+            caller.sock.sendall(request_bytes("POST", verify_path(state), body))
+            wait_until(lambda: daemon.stat()[0] == launches + 1, 5, "the round is launched")
+            daemon.process.send_signal(signal.SIGTERM)
+            probe = Caller(daemon, admin=True)
+            wait_until(lambda: probe.call("GET", "/readyz").status == 503, 1, "readiness fails")
+            other = Caller(daemon)
+            wait_until(lambda: other.call("POST", "/v1/sessions", {"tokens": [1]}).code == "draining", 2, "new work is refused")
+            daemon.release()
+            answer = caller.reader.answer("POST")
+            self.assertEqual((answer.status, answer.json["committed_len"]), (200, 4))
+            for one in (caller, probe, other):
+                one.close()
+            self.assertEqual(daemon.process.wait(timeout=10), 0)
+
+    def test_b65_second_signal_refuses_what_waits(self):
+        with FixedDaemon() as daemon:
+            callers = [Caller(daemon), Caller(daemon)]
+            states = [caller.session() for caller in callers]
+            probe = Caller(daemon, admin=True)
+            daemon.hold()
+            launches = daemon.stat()[0]
+            for caller, state in zip(callers, states):
+                body = json.dumps(round_body(state)).encode()
+                caller.sock.sendall(request_bytes("POST", verify_path(state), body))
+                wait_until(lambda: daemon.stat()[0] == launches + 1, 5, "the first round is launched")
+            wait_until(lambda: "; 1 calls" in probe.call("GET", "/readyz").body.decode(), 5, "the second waits")
+            daemon.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: probe.call("GET", "/readyz").status == 503, 1, "readiness fails")
+            daemon.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: "second signal" in daemon.text(), 2, "the second signal is taken")
+            daemon.release()
+            refused = callers[1].reader.answer("POST")
+            self.assertEqual((refused.status, refused.code), (503, "draining"))
+            self.assertFalse(refused.json["committed"])
+            self.assertEqual(callers[0].reader.answer("POST").status, 200)
+            self.assertEqual(daemon.process.wait(timeout=10), 0)
+            for caller in (*callers, probe):
+                caller.close()
+
+    def test_b65_engine_that_never_ends(self):
+        daemon = FixedDaemon("--drain-max-s", "2", "--drain-grace-s", "0").__enter__()
+        caller = Caller(daemon)
+        state = caller.session()
+        daemon.hold()
+        caller.sock.sendall(request_bytes("POST", verify_path(state), json.dumps(round_body(state)).encode()))
+        start = time.monotonic()
+        self.assertEqual(daemon.stop(), 70)
+        self.assertLess(time.monotonic() - start, 4)
+        caller.close()
+        daemon.log.close()
+
+    def test_idle_stop_is_at_once(self):
+        for how in (signal.SIGTERM, signal.SIGINT):
+            daemon = FixedDaemon().__enter__()
+            start = time.monotonic()
+            self.assertEqual(daemon.stop(how), 0)
+            self.assertLess(time.monotonic() - start, 1)
+            daemon.log.close()
+
+    def test_idle_connections_do_not_hold_the_stop(self):
+        daemon = FixedDaemon().__enter__()
+        callers = [Caller(daemon) for _ in range(10)]
+        for caller in callers:
+            caller.call("GET", "/healthz")
+        start = time.monotonic()
+        self.assertEqual(daemon.stop(), 0)
+        self.assertLess(time.monotonic() - start, 2.5)
+        for caller in callers:
+            caller.close()
+        daemon.log.close()
+
+    def test_open_requests_do_not_hold_the_stop_for_ever(self):
+        """A client in the middle of its headers is cut when the grace is over."""
+        daemon = FixedDaemon("--drain-grace-s", "1").__enter__()
+        sock = daemon.connect()
+        sock.sendall(b"POST /v1/ver")
+        start = time.monotonic()
+        self.assertEqual(daemon.stop(), 0)
+        self.assertLess(time.monotonic() - start, 4)
+        sock.close()
+        daemon.log.close()
+
+    def test_same_port_at_once_again(self):
+        with FixedDaemon() as first:
+            port = first.port
+            Caller(first).call("GET", "/healthz")
+        for _ in range(3):
+            with FixedDaemon("--listen", f"127.0.0.1:{port}", "--listen-admin", "off") as again:
+                self.assertEqual(again.port, port)
+                self.assertIsNone(again.admin_port)
+                Caller(again).call("GET", "/healthz")
+
+    def exit_code(self, *arguments, program=PROGRAM, env=None):
+        ended = subprocess.run(
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=dict(os.environ, **(env or {})),
+        )
+        return ended.returncode, ended.stderr, ended.stdout
+
+    def test_exit_codes_of_refused_starts(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            code, text, _ = self.exit_code("--model", "m", "--listen", f"127.0.0.1:{port}")
+            self.assertEqual(code, 78, text)
+            self.assertIn(f"port {port}", text)
+            admin = ("--listen", "127.0.0.1:0", "--listen-admin", f"127.0.0.1:{port}")
+            self.assertEqual(self.exit_code("--model", "m", *admin)[0], 78)
+        self.assertEqual(self.exit_code("--model", "m", "--listen", "0.0.0.0:0")[0], 78)
+        code, text, _ = self.exit_code("--model", "m", "--api-key-file", "keys")
+        self.assertEqual(code, 78)
+        self.assertIn("not served", text)
+        self.assertEqual(self.exit_code("--model", "m", env={"TREEVERIFY_THREADS": "x"})[0], 78)
+        self.assertEqual(self.exit_code("--model", "m", "--config", "/nonexistent")[0], 78)
+        self.assertEqual(self.exit_code()[0], 64)
+        self.assertEqual(self.exit_code("--model", "m", "--nope")[0], 64)
+
+    def test_printing_options(self):
+        code, _, text = self.exit_code("--help")
+        self.assertEqual(code, 0)
+        self.assertIn("--drain-grace-s", text)
+        self.assertEqual(self.exit_code("--version")[0], 0)
+        code, _, text = self.exit_code("--print-config", "--threads", "3", env={"TREEVERIFY_PAGES": "9"})
+        self.assertEqual(code, 0)
+        self.assertIn("threads = 3  # command line\n", text)
+        self.assertIn("pages = 9  # environment\n", text)
+        self.assertEqual(self.exit_code("--model", "m", "--check-config")[0], 0)
+
+    @unittest.skipUnless(TREEVERIFYD and MODEL, "needs TREEVERIFYD and TV_MODEL_DIR")
+    def test_b65_signal_while_loading(self):
+        """Ends within 2 s wherever the start is; -15 is the time before the handlers are set."""
+        rng = random.Random(7)
+        for _ in range(10):
+            process = subprocess.Popen(
+                [TREEVERIFYD, "--model", MODEL, "--listen", "127.0.0.1:0"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            threading.Event().wait(rng.random() * 0.2)
+            start = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            self.assertIn(process.wait(timeout=10), (0, -signal.SIGTERM))
+            self.assertLess(time.monotonic() - start, 2)
+
+    @unittest.skipUnless(TREEVERIFYD and MODEL, "needs TREEVERIFYD and TV_MODEL_DIR")
+    def test_exit_codes_of_the_real_daemon(self):
+        with tempfile.TemporaryDirectory() as empty:
+            code, text, _ = self.exit_code("--model", empty, program=TREEVERIFYD)
+            self.assertEqual(code, 65, text)
+            self.assertIn("config.json", text)
+        code, text, _ = self.exit_code("--model", MODEL, "--pages", "1", "--listen", "0.0.0.0:1", program=TREEVERIFYD)
+        self.assertEqual(code, 78, text)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
