@@ -118,6 +118,19 @@ TV_DEVICE void ptx_bulk_copy(uint32_t shared, const void *global, uint32_t bytes
                  : "memory");
 }
 
+/* True in one lane of a converged warp, which the compiler then knows to be one. */
+TV_DEVICE bool ptx_elect(void)
+{
+    uint32_t elected;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(elected));
+    return elected != 0;
+}
+
 TV_DEVICE void ptx_barrier_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -34,7 +34,7 @@ struct tv_flash_params {
     int32_t page_tiles_log2; /* log2(page_size / 16) */
     int32_t out_bf16;
     int32_t mask_words; /* 32-bit words of one node's ancestor set, ceil(q_len / 32) */
-    int32_t stages;     /* KV tiles in flight */
+    int32_t pairs;      /* of KV tiles in shared memory */
     struct tv_plan_device device;
 };
 
@@ -62,18 +62,20 @@ int tv_flash_prepare_kernel(const void *kernel, int32_t dynamic);
 struct flash_block {
     int32_t request;
     int32_t prefix, nodes;
+    int32_t last;       /* slot that is in use */
     int32_t row_first;  /* in the request's folded rows */
     int32_t rows;       /* of the request */
     int32_t m_tiles;    /* of this block */
     int32_t tile_first; /* KV tiles [tile_first, tile_end) */
     int32_t tile_end;
     int32_t splits;       /* of the request; 1: write results, else partial sums */
+    bool tree;            /* some of this block's tiles hold tree nodes */
     int64_t base;         /* folded row 0 of the request in q, out and lse */
     int64_t partial_base; /* row `row_first` of this split in the partial sums */
 };
 
-/* False when the block has no rows (the launch is sized for the longest request). */
-TV_DEVICE bool flash_block_init(struct flash_block *b, const struct tv_flash_params &p)
+/* m_tiles is 0 when the block has no rows (the launch is sized for the longest request). */
+TV_DEVICE void flash_block_init(struct flash_block *b, const struct tv_flash_params &p)
 {
     int32_t index = (int32_t)blockIdx.x;
     b->request = (int32_t)blockIdx.y;
@@ -84,7 +86,8 @@ TV_DEVICE bool flash_block_init(struct flash_block *b, const struct tv_flash_par
     b->base = row * p.heads;
     struct tv_plan plan = tv_plan_request(p.device, b->nodes, p.heads, b->prefix);
     if (index >= plan.row_tiles * plan.splits) {
-        return false;
+        b->m_tiles = 0;
+        return;
     }
     int32_t row_tile = index % plan.row_tiles, split = index / plan.row_tiles;
     int32_t m_first = tv_plan_first_m_tile(&plan, row_tile);
@@ -94,10 +97,11 @@ TV_DEVICE bool flash_block_init(struct flash_block *b, const struct tv_flash_par
     b->tile_first = split * plan.chunk;
     b->tile_end = min(b->tile_first + plan.chunk, plan.kv_tiles);
     b->splits = plan.splits;
+    b->tree = b->tile_end * TV_PLAN_TOKENS > b->prefix;
+    b->last = b->prefix + b->nodes - 1;
     b->partial_base =
         (int64_t)b->request * p.partial_rows +
         (int64_t)TV_PLAN_M * ((int64_t)m_first * plan.splits + (int64_t)split * b->m_tiles);
-    return true;
 }
 
 /* The padded layout's rows past node_count: out = 0, lse = -inf. Shared out over the launch's
@@ -154,12 +158,12 @@ TV_DEVICE void flash_build_mask(const struct tv_flash_params &p, const struct fl
     }
 }
 
-/* Bits of 16 consecutive slots, the first `slot` nodes behind the prefix (negative: before its
+/* Bits of 32 consecutive slots, the first `slot` nodes behind the prefix (negative: before its
  * end), that a node with this ancestor set attends to. */
 TV_DEVICE uint32_t flash_mask_window(const uint32_t *set, int32_t words, int32_t slot)
 {
     if (slot < 0) {
-        return slot <= -TV_PLAN_TOKENS ? 0xffffu : (set[0] << -slot) | ((1u << -slot) - 1u);
+        return slot <= -32 ? 0xffffffffu : (set[0] << -slot) | ((1u << -slot) - 1u);
     }
     int32_t word = slot >> 5;
     uint32_t low = word < words ? set[word] : 0u;

@@ -23,97 +23,125 @@
 #define M_TILES_MAX  TV_FLASH_BF16_M_TILES
 #define ROW_BYTES    (TV_MLA_ROW * 2)
 #define ROW_STRIDE   (ROW_BYTES + 16) /* of a token in shared memory: 4 banks further each */
-#define STAGE_BYTES  (TV_PLAN_TOKENS * ROW_STRIDE)
-#define STAGES_MAX   4
+#define TILE_BYTES   (TV_PLAN_TOKENS * ROW_STRIDE)
+#define PAIRS_MAX    2   /* pairs of tiles in shared memory */
 #define FRAGMENT     512 /* bytes of a 16 x 16 bf16 operand, 16 a lane */
 #define Q_STEPS      (TV_MLA_ROW / 16)
-#define Q_SHARED     8 /* of the steps, kept in shared memory */
+#define Q_SHARED     10 /* of the steps, kept in shared memory */
 #define Q_REGISTERS  (Q_STEPS - Q_SHARED)
 #define COLUMNS      (TV_MLA_LATENT / VALUE_WARPS)
+#define FETCH_ROWS   (TV_PLAN_TOKENS / VALUE_WARPS) /* of a tile, by each value warp */
 #define RESCALE_LOG2 8.0f
 #define BARRIER_MASK 1
 #define BARRIER_END  2
-#define MASK_BYTES(stages)                                                                         \
-    (TV_CUDA_SHARED_MAX - (int32_t)sizeof(struct shared_fixed) -                                   \
-     (stages) * (int32_t)sizeof(struct shared_stage))
 
-/* Shared memory that one KV tile in flight takes. */
-struct shared_stage {
-    uint8_t kv[STAGE_BYTES];
-    uint8_t p[M_TILES_MAX][FRAGMENT];
-    float alpha[M_TILES_MAX * TV_PLAN_M]; /* factor of the values so far, where moved is set */
-    uint32_t moved[M_TILES_MAX];          /* the m-tile's maximum moved */
-};
-
-struct shared_fixed {
+/* Shared memory besides the KV tiles, which come first, and the mask, which comes last. */
+struct __align__(16) shared_fixed
+{
     uint8_t q[M_TILES_MAX][Q_SHARED][FRAGMENT];
+    uint8_t p[2][M_TILES_MAX][FRAGMENT];    /* of one pair of tiles */
+    float alpha[M_TILES_MAX * TV_PLAN_M];   /* factor of the values so far, where moved is set */
     float inverse[M_TILES_MAX * TV_PLAN_M]; /* 1 / sum, at the end */
-    uint64_t kv_full[STAGES_MAX];           /* tile has arrived */
-    uint64_t kv_empty[STAGES_MAX];          /* every value warp is through with it */
-    uint64_t p_full[STAGES_MAX];            /* its probabilities are written */
+    uint32_t moved[M_TILES_MAX];            /* the m-tile's reference moved in this pair */
+    uint64_t kv_full[2 * PAIRS_MAX];        /* tile has arrived */
+    uint64_t kv_empty[2 * PAIRS_MAX];       /* every value warp is through with it, and its P */
+    uint64_t p_full;                        /* the pair's probabilities are written */
+    struct flash_block block;
 };
+
+#define MASK_BYTES(pairs)                                                                          \
+    (TV_CUDA_SHARED_MAX - (int32_t)sizeof(struct shared_fixed) - 2 * (pairs)*TILE_BYTES)
 
 static_assert(SCORE_WARPS == M_TILES_MAX, "a score warp owns an m-tile");
-static_assert(sizeof(struct shared_stage) % 16 == 0, "stages are loaded in 16-byte pieces");
-static_assert(sizeof(struct shared_fixed) + STAGES_MAX * sizeof(struct shared_stage) <=
-                  TV_CUDA_SHARED_MAX,
-              "the block must fit sm_120");
+static_assert(sizeof(struct shared_fixed) % 16 == 0 && TILE_BYTES % 128 == 0,
+              "pieces are loaded 16 bytes at a time");
+static_assert(MASK_BYTES(PAIRS_MAX) >= 0, "the block must fit sm_120");
+static_assert(MASK_BYTES(PAIRS_MAX - 1) >= M_TILES_MAX * TV_PLAN_M * TV_TREE_NODES_MAX / 8,
+              "the widest mask must fit");
 
-/* Position in the ring: stage and the parity of its current use. */
-struct ring {
-    int32_t stage;
-    uint32_t parity;
-};
-
-TV_DEVICE void ring_advance(struct ring *r, int32_t stages)
-{
-    if (++r->stage == stages) {
-        r->stage = 0;
-        r->parity ^= 1u;
-    }
-}
-
-/* Where things are in shared memory, as shared-space addresses. */
+/* A block's shared memory, and its share of the tiles, counted from 0 here. */
 struct layout {
+    unsigned char *kv;
     struct shared_fixed *fixed;
-    struct shared_stage *stage;
     uint32_t *mask;
+    int32_t stages; /* tiles in flight: 2 or 4 */
+    int32_t stages_log2;
 };
 
-TV_DEVICE struct layout layout_of(unsigned char *memory, int32_t stages)
+TV_DEVICE struct layout layout_of(unsigned char *memory, int32_t pairs)
 {
     struct layout l;
-    l.stage = (struct shared_stage *)memory;
-    l.fixed = (struct shared_fixed *)(l.stage + stages);
+    l.kv = memory;
+    l.stages = 2 * pairs;
+    l.stages_log2 = pairs;
+    l.fixed = (struct shared_fixed *)(memory + 2 * pairs * TILE_BYTES);
     l.mask = (uint32_t *)(l.fixed + 1);
     return l;
 }
 
-/* Start the copy of one KV tile, by one whole warp. Rows past the end repeat the last one: their
- * scores are masked, but what is multiplied by zero must be finite. */
-TV_DEVICE void tile_fetch(const struct tv_flash_params &p, const struct flash_block &b,
-                          struct layout l, int32_t tile, int32_t stage)
+static_assert(PAIRS_MAX == 2, "layout_of takes the logarithm of 2 and 4 to be their half");
+
+/* Where tile i is kept, and the parity of its barriers' phase. */
+TV_DEVICE int32_t tile_stage(const struct layout &l, int32_t i)
 {
-    int32_t lane = (int32_t)threadIdx.x & 31;
-    int32_t last = b.prefix + b.nodes - 1;
-    const int32_t *table = p.page_table + (int64_t)b.request * p.max_pages;
-    int64_t page = table[tile >> p.page_tiles_log2];
-    int32_t slot = min(tile * TV_PLAN_TOKENS + (lane & 15), last);
-    int32_t page_mask = (TV_PLAN_TOKENS << p.page_tiles_log2) - 1;
-    int64_t row = (page * (page_mask + 1)) + (slot & page_mask);
-    uint32_t full = ptx_shared(&l.fixed->kv_full[stage]);
-    if (lane == 0) {
-        ptx_mbarrier_expect(full, TV_PLAN_TOKENS * ROW_BYTES);
+    return i & (l.stages - 1);
+}
+
+TV_DEVICE uint32_t tile_parity(const struct layout &l, int32_t i)
+{
+    return (uint32_t)(i >> l.stages_log2) & 1u;
+}
+
+/* The rows of KV tiles that a value warp copies. */
+struct fetch {
+    const int32_t *table; /* of the request */
+    int32_t page;         /* of tile `next` */
+    int32_t next;         /* tile, from the block's first */
+    int32_t slot;         /* of this warp's first row in it */
+};
+
+TV_DEVICE void fetch_page(struct fetch *f, const struct tv_flash_params &p, int32_t count)
+{
+    f->page = f->next < count ? f->table[f->slot / TV_PLAN_TOKENS >> p.page_tiles_log2] : 0;
+}
+
+/*
+ * Start the copy of this warp's rows of the next tile, if there is one. Rows past the end repeat
+ * the last one: their scores are masked, but what is multiplied by zero must be finite. The page
+ * of the tile after is read ahead, so that no copy waits for its address.
+ */
+TV_DEVICE void fetch_next(struct fetch *f, const struct tv_flash_params &p,
+                          const struct flash_block &b, const struct layout &l, int32_t count)
+{
+    if (f->next >= count) {
+        return;
+    }
+    int32_t stage = tile_stage(l, f->next);
+    if (f->next >= l.stages) {
+        ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_empty[stage]),
+                          tile_parity(l, f->next - l.stages));
+    }
+    if (ptx_elect()) {
+        int32_t page_mask = (TV_PLAN_TOKENS << p.page_tiles_log2) - 1;
+        uint32_t full = ptx_shared(&l.fixed->kv_full[stage]);
+        uint32_t to = ptx_shared(l.kv) + stage * TILE_BYTES + (f->slot & 15) * ROW_STRIDE;
+        const unsigned char *page =
+            (const unsigned char *)p.kv + (int64_t)f->page * (page_mask + 1) * ROW_BYTES;
+        ptx_mbarrier_expect(full, FETCH_ROWS * ROW_BYTES);
+#pragma unroll
+        for (int r = 0; r < FETCH_ROWS; r++) {
+            int32_t row = min(f->slot + r, b.last) & page_mask;
+            ptx_bulk_copy(to + r * ROW_STRIDE, page + row * ROW_BYTES, ROW_BYTES, full);
+        }
     }
     __syncwarp();
-    if (lane < TV_PLAN_TOKENS) {
-        ptx_bulk_copy(ptx_shared(l.stage[stage].kv + lane * ROW_STRIDE),
-                      (const unsigned char *)p.kv + row * ROW_BYTES, ROW_BYTES, full);
-    }
+    f->next++;
+    f->slot += TV_PLAN_TOKENS;
+    fetch_page(f, p, count);
 }
 
 /* The rows of Q of this warp's m-tile as matrix fragments: registers, then shared memory. */
-TV_DEVICE void score_load_q(uint32_t (&q)[Q_REGISTERS][4], uint32_t q_shared,
+TV_DEVICE void score_load_q(uint32_t (&q)[Q_REGISTERS][4], uint32_t q_lane,
                             const struct tv_flash_params &p, const struct flash_block &b,
                             int32_t row, int32_t lane)
 {
@@ -125,7 +153,7 @@ TV_DEVICE void score_load_q(uint32_t (&q)[Q_REGISTERS][4], uint32_t q_shared,
     for (int k = 0; k < Q_SHARED; k++) {
         int c = (Q_REGISTERS + k) * 8;
         uint32_t a[4] = {q0[c], q1[c], q0[c + 4], q1[c + 4]};
-        ptx_store4(q_shared + k * FRAGMENT + lane * 16, a);
+        ptx_store4(q_lane + k * FRAGMENT, a);
     }
 #pragma unroll
     for (int k = 0; k < Q_REGISTERS; k++) {
@@ -137,42 +165,42 @@ TV_DEVICE void score_load_q(uint32_t (&q)[Q_REGISTERS][4], uint32_t q_shared,
     __syncwarp();
 }
 
-/* S of one m-tile and one KV tile. Even and odd steps sum apart: four chains hide the latency of
- * the product. k_base is this lane's row address for matrix loads. */
-TV_DEVICE void score_product(float (&s)[2][4], const uint32_t (&q)[Q_REGISTERS][4], uint32_t q_base,
-                             uint32_t k_base)
+/*
+ * S of one m-tile and a pair of KV tiles: four independent chains of products, which is what hides
+ * their latency. k_lane is this lane's row address for matrix loads. Operands of the next step are
+ * loaded before this one's products; the steps whose Q is in shared memory come first, when no
+ * product of the pair waits yet.
+ */
+TV_DEVICE void score_product(float (&s)[4][4], const uint32_t (&q)[Q_REGISTERS][4], uint32_t q_lane,
+                             uint32_t k_lane)
 {
-    float odd[2][4] = {};
-    uint32_t k_step[3][4], q_step[2][4];
+    uint32_t k_step[2][2][4], q_step[2][4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s[0][i] = 0.0f;
-        s[1][i] = 0.0f;
+    for (int i = 0; i < 16; i++) {
+        s[i >> 2][i & 3] = 0.0f;
     }
-    ptx_ldmatrix(k_step[0], k_base);
-    ptx_ldmatrix(k_step[1], k_base + 32);
+    ptx_load4(q_step[0], q_lane);
+    ptx_ldmatrix(k_step[0][0], k_lane + Q_REGISTERS * 32);
+    ptx_ldmatrix(k_step[0][1], k_lane + Q_REGISTERS * 32 + TILE_BYTES);
 #pragma unroll
-    for (int k = 0; k < Q_STEPS; k++) {
-        if (k + 2 < Q_STEPS) {
-            ptx_ldmatrix(k_step[(k + 2) % 3], k_base + (k + 2) * 32);
+    for (int i = 0; i < Q_STEPS; i++) {
+        int ahead = i + 1 < Q_SHARED ? Q_REGISTERS + i + 1 : i + 1 - Q_SHARED;
+        if (i + 1 < Q_STEPS) {
+            ptx_ldmatrix(k_step[(i + 1) & 1][0], k_lane + ahead * 32);
+            ptx_ldmatrix(k_step[(i + 1) & 1][1], k_lane + ahead * 32 + TILE_BYTES);
         }
-        if (k + 1 >= Q_REGISTERS && k + 1 < Q_STEPS) {
-            ptx_load4(q_step[(k + 1) & 1], q_base + (k + 1 - Q_REGISTERS) * FRAGMENT);
+        if (i + 1 < Q_SHARED) {
+            ptx_load4(q_step[(i + 1) & 1], q_lane + (i + 1) * FRAGMENT);
         }
-        const uint32_t(&b)[4] = k_step[k % 3];
-        float(&c0)[4] = k & 1 ? odd[0] : s[0], (&c1)[4] = k & 1 ? odd[1] : s[1];
-        if (k < Q_REGISTERS) {
-            ptx_mma(c0, q[k], b[0], b[1]);
-            ptx_mma(c1, q[k], b[2], b[3]);
-        } else {
-            ptx_mma(c0, q_step[k & 1], b[0], b[1]);
-            ptx_mma(c1, q_step[k & 1], b[2], b[3]);
-        }
-    }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s[0][i] += odd[0][i];
-        s[1][i] += odd[1][i];
+        for (int n = 0; n < 4; n++) {
+            const uint32_t(&b)[4] = k_step[i & 1][n >> 1];
+            if (i < Q_SHARED) {
+                ptx_mma(s[n], q_step[i & 1], b[2 * (n & 1)], b[2 * (n & 1) + 1]);
+            } else {
+                ptx_mma(s[n], q[i - Q_SHARED], b[2 * (n & 1)], b[2 * (n & 1) + 1]);
+            }
+        }
     }
 }
 
@@ -183,11 +211,26 @@ struct softmax {
     float sum[2];
 };
 
-/* Set masked scores to -inf. window[r]: bits of the tile's tokens that row r attends to. */
-TV_DEVICE void score_mask(float (&s)[2][4], const uint32_t (&window)[2], int32_t lane)
+/* Bits of a pair's tokens that this lane's two rows attend to. A tile that is not there was
+ * computed from whatever lay in its place. */
+TV_DEVICE void score_window(uint32_t (&window)[2], const struct tv_flash_params &p,
+                            const struct flash_block &b, const struct layout &l, int32_t row,
+                            int32_t slot, bool both)
+{
+    int32_t node_first = flash_node(b, b.row_first, p.heads);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int32_t node = flash_node(b, row + 8 * r, p.heads) - node_first;
+        window[r] = flash_mask_window(l.mask + node * p.mask_words, p.mask_words, slot) &
+                    (both ? 0xffffffffu : 0xffffu);
+    }
+}
+
+/* Set masked scores to -inf. window[r]: bits of the pair's 32 tokens that row r attends to. */
+TV_DEVICE void score_mask(float (&s)[4][4], const uint32_t (&window)[2], int32_t lane)
 {
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < 4; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int column = n * 8 + (lane & 3) * 2 + (i & 1);
@@ -198,61 +241,81 @@ TV_DEVICE void score_mask(float (&s)[2][4], const uint32_t (&window)[2], int32_t
     }
 }
 
-/* Scores (times log2 e) to probabilities, in place; alpha[r] is what the values so far must be
- * multiplied by. Returns whether some row of the warp moved its reference. */
-TV_DEVICE bool score_softmax(float (&s)[2][4], struct softmax *state, float (&alpha)[2])
+/* Raw scores to probabilities, in place; alpha[r] is what the values so far must be multiplied by.
+ * Returns whether some row of the warp moved its reference. */
+TV_DEVICE bool score_softmax(float (&s)[4][4], struct softmax *state, float (&alpha)[2],
+                             float scale_log2)
 {
+    float top[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        top[r] = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+#pragma unroll
+        for (int n = 1; n < 4; n++) {
+            top[r] = fmaxf(top[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        }
+    }
+#pragma unroll
+    for (int i = 1; i <= 2; i <<= 1) {
+        float other[2] = {__shfl_xor_sync(0xffffffffu, top[0], i),
+                          __shfl_xor_sync(0xffffffffu, top[1], i)};
+        top[0] = fmaxf(top[0], other[0]);
+        top[1] = fmaxf(top[1], other[1]);
+    }
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float top = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        float reference = state->reference[r];
         alpha[r] = 1.0f;
-        if (top > state->reference[r] + RESCALE_LOG2) {
-            alpha[r] = ptx_exp2(state->reference[r] - top);
-            state->reference[r] = top;
+        top[r] *= scale_log2;
+        if (top[r] > reference + RESCALE_LOG2) {
+            alpha[r] = ptx_exp2(reference - top[r]);
+            reference = top[r];
             moved = true;
         }
-        float zero = state->reference[r] == -CUDART_INF_F ? 0.0f : state->reference[r];
+        state->reference[r] = reference;
+        float zero = reference == -CUDART_INF_F ? 0.0f : -reference;
         float sum = 0.0f;
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
+        for (int n = 0; n < 4; n++) {
 #pragma unroll
             for (int i = 2 * r; i < 2 * r + 2; i++) {
-                s[n][i] = ptx_exp2(s[n][i] - zero);
+                s[n][i] = ptx_exp2(fmaf(s[n][i], scale_log2, zero));
                 sum += s[n][i];
             }
         }
-        state->sum[r] = state->sum[r] * alpha[r] + sum;
+        state->sum[r] = fmaf(state->sum[r], alpha[r], sum);
     }
     return __any_sync(0xffffffffu, moved);
 }
 
-/* Hand P of one tile to the value warps. */
-TV_DEVICE void score_publish(struct layout l, int32_t stage, int32_t m, int32_t lane,
-                             const float (&s)[2][4], const float (&alpha)[2], bool moved)
+/* Hand P of a pair of tiles to the value warps. */
+TV_DEVICE void score_publish(const struct layout &l, int32_t m, int32_t lane,
+                             const float (&s)[4][4], const float (&alpha)[2], bool moved)
 {
-    struct shared_stage *at = &l.stage[stage];
-    uint32_t a[4] = {ptx_pack(s[0][0], s[0][1]), ptx_pack(s[0][2], s[0][3]),
-                     ptx_pack(s[1][0], s[1][1]), ptx_pack(s[1][2], s[1][3])};
-    ptx_store4(ptx_shared(at->p[m] + lane * 16), a);
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const float(&low)[4] = s[2 * t], (&high)[4] = s[2 * t + 1];
+        uint32_t a[4] = {ptx_pack(low[0], low[1]), ptx_pack(low[2], low[3]),
+                         ptx_pack(high[0], high[1]), ptx_pack(high[2], high[3])};
+        ptx_store4(ptx_shared(l.fixed->p[t][m] + lane * 16), a);
+    }
     if (moved && (lane & 3) == 0) {
-        at->alpha[m * TV_PLAN_M + (lane >> 2)] = alpha[0];
-        at->alpha[m * TV_PLAN_M + (lane >> 2) + 8] = alpha[1];
+        l.fixed->alpha[m * TV_PLAN_M + (lane >> 2)] = alpha[0];
+        l.fixed->alpha[m * TV_PLAN_M + (lane >> 2) + 8] = alpha[1];
     }
     if (lane == 0) {
-        at->moved[m] = moved;
+        l.fixed->moved[m] = moved;
     }
     __syncwarp();
     if (lane == 0) {
-        ptx_mbarrier_arrive(ptx_shared(&l.fixed->p_full[stage]));
+        ptx_mbarrier_arrive(ptx_shared(&l.fixed->p_full));
     }
 }
 
 /* Write lse, or its partial, of this warp's rows, and 1 / sum for the value warps. */
 TV_DEVICE void score_finish(const struct tv_flash_params &p, const struct flash_block &b,
-                            struct layout l, int32_t m, int32_t lane, struct softmax *state)
+                            const struct layout &l, int32_t m, int32_t lane, struct softmax *state)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -273,45 +336,44 @@ TV_DEVICE void score_finish(const struct tv_flash_params &p, const struct flash_
 }
 
 TV_DEVICE void score_warp(const struct tv_flash_params &p, const struct flash_block &b,
-                          struct layout l, int32_t m, int32_t lane)
+                          const struct layout &l, int32_t m, int32_t lane)
 {
     uint32_t q[Q_REGISTERS][4];
     int32_t row = b.row_first + m * TV_PLAN_M, everyone = (b.m_tiles + VALUE_WARPS) * 32;
-    uint32_t q_base = ptx_shared(l.fixed->q[m]) + lane * 16;
-    uint32_t k_lane = ((lane & 7) + ((lane >> 4) << 3)) * ROW_STRIDE + ((lane >> 3) & 1) * 16;
-    int32_t node_first = flash_node(b, b.row_first, p.heads);
-    const uint32_t *set[2];
+    uint32_t q_lane = ptx_shared(l.fixed->q[m]) + lane * 16;
+    uint32_t k_lane =
+        ptx_shared(l.kv) + ((lane & 7) + ((lane >> 4) << 3)) * ROW_STRIDE + ((lane >> 3) & 1) * 16;
+    int32_t count = b.tile_end - b.tile_first;
     struct softmax state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
-    struct ring ring = {0, 0};
     bool mask_ready = false;
-    score_load_q(q, q_base - lane * 16, p, b, row, lane);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int32_t node = flash_node(b, row + (lane >> 2) + 8 * r, p.heads);
-        set[r] = l.mask + (node - node_first) * p.mask_words;
-    }
-    for (int32_t tile = b.tile_first; tile < b.tile_end; tile++) {
-        float s[2][4], alpha[2];
-        ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_full[ring.stage]), ring.parity);
-        score_product(s, q, q_base, ptx_shared(l.stage[ring.stage].kv) + k_lane);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            s[0][i] *= p.scale_log2;
-            s[1][i] *= p.scale_log2;
+    score_load_q(q, q_lane, p, b, row, lane);
+    int32_t slot = b.tile_first * TV_PLAN_TOKENS - b.prefix;
+#pragma unroll 1
+    for (int32_t i = 0; i < count; i += 2, slot += 2 * TV_PLAN_TOKENS) {
+        float s[4][4], alpha[2];
+        int32_t stage = tile_stage(l, i);
+        bool both = i + 1 < count;
+        ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_full[stage]), tile_parity(l, i));
+        if (both) {
+            ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_full[stage + 1]), tile_parity(l, i));
         }
-        int32_t slot = tile * TV_PLAN_TOKENS - b.prefix;
-        if (slot > -TV_PLAN_TOKENS) {
-            if (!mask_ready) {
+        score_product(s, q, q_lane, k_lane + stage * TILE_BYTES);
+        if (slot > -2 * TV_PLAN_TOKENS || !both) {
+            if (!mask_ready && slot > -2 * TV_PLAN_TOKENS && b.tree) {
                 ptx_barrier_sync(BARRIER_MASK, everyone);
                 mask_ready = true;
             }
-            uint32_t window[2] = {flash_mask_window(set[0], p.mask_words, slot),
-                                  flash_mask_window(set[1], p.mask_words, slot)};
+            uint32_t window[2];
+            score_window(window, p, b, l, row + (lane >> 2), slot, both);
             score_mask(s, window, lane);
         }
-        bool moved = score_softmax(s, &state, alpha);
-        score_publish(l, ring.stage, m, lane, s, alpha, moved);
-        ring_advance(&ring, p.stages);
+        bool moved = score_softmax(s, &state, alpha, p.scale_log2);
+        if (i > 0) {
+            /* P of the pair before is still being read until its last tile is let go. */
+            ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_empty[tile_stage(l, i - 1)]),
+                              tile_parity(l, i - 1));
+        }
+        score_publish(l, m, lane, s, alpha, moved);
     }
     score_finish(p, b, l, m, lane, &state);
     ptx_barrier_arrive(BARRIER_END, everyone);
@@ -319,7 +381,7 @@ TV_DEVICE void score_warp(const struct tv_flash_params &p, const struct flash_bl
 
 /* O *= alpha in the m-tiles whose reference moved: the first tile, and almost never again. */
 template <int MT>
-TV_DEVICE void value_rescale(float (&o)[MT][8][4], const struct shared_stage *at, int32_t lane)
+TV_DEVICE void value_rescale(float (&o)[MT][8][4], const struct shared_fixed *at, int32_t lane)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++) {
@@ -340,7 +402,8 @@ TV_DEVICE void value_rescale(float (&o)[MT][8][4], const struct shared_stage *at
 /* Write this warp's columns of the block's rows: the result, or the split's partial sums. */
 template <int MT>
 TV_DEVICE void value_finish(const struct tv_flash_params &p, const struct flash_block &b,
-                            struct layout l, float (&o)[MT][8][4], int32_t column, int32_t lane)
+                            const struct layout &l, float (&o)[MT][8][4], int32_t column,
+                            int32_t lane)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++) {
@@ -368,68 +431,75 @@ TV_DEVICE void value_finish(const struct tv_flash_params &p, const struct flash_
     }
 }
 
-/* The product of one tile: V fragments, then each m-tile's P against them. */
+/* The product of one tile: V fragments, then each m-tile's P against them. The pair's P is waited
+ * for between the two, at its first tile. */
 template <int MT>
-TV_DEVICE void value_tile(float (&o)[MT][8][4], struct layout l, struct ring ring, uint32_t v_lane,
-                          int32_t lane)
+TV_DEVICE void value_tile(float (&o)[MT][8][4], const struct layout &l, int32_t i, uint32_t v_lane,
+                          uint32_t p_lane, int32_t lane)
 {
     uint32_t v[4][4];
-    struct shared_stage *at = &l.stage[ring.stage];
-    ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_full[ring.stage]), ring.parity);
-    uint32_t v_base = ptx_shared(at->kv) + v_lane, p_base = ptx_shared(at->p) + lane * 16;
+    int32_t stage = tile_stage(l, i);
+    ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_full[stage]), tile_parity(l, i));
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        ptx_ldmatrix_trans(v[j], v_base + j * 32);
+        ptx_ldmatrix_trans(v[j], v_lane + stage * TILE_BYTES + j * 32);
     }
-    ptx_mbarrier_wait(ptx_shared(&l.fixed->p_full[ring.stage]), ring.parity);
-    uint32_t moved[4];
-    ptx_load4(moved, ptx_shared(at->moved));
-    if (moved[0] | moved[1] | moved[2] | moved[3]) {
-        value_rescale<MT>(o, at, lane);
+    if ((i & 1) == 0) {
+        uint32_t moved[4];
+        ptx_mbarrier_wait(ptx_shared(&l.fixed->p_full), (uint32_t)(i >> 1) & 1u);
+        ptx_load4(moved, ptx_shared(l.fixed->moved));
+        if (moved[0] | moved[1] | moved[2] | moved[3]) {
+            value_rescale<MT>(o, l.fixed, lane);
+        }
     }
+    uint32_t a[2][4];
+    p_lane += (i & 1) * M_TILES_MAX * FRAGMENT;
+    ptx_load4(a[0], p_lane);
 #pragma unroll
     for (int m = 0; m < MT; m++) {
-        uint32_t a[4];
-        ptx_load4(a, p_base + m * FRAGMENT);
+        if (m + 1 < MT) {
+            ptx_load4(a[(m + 1) & 1], p_lane + (m + 1) * FRAGMENT);
+        }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            ptx_mma(o[m][2 * j], a, v[j][0], v[j][1]);
-            ptx_mma(o[m][2 * j + 1], a, v[j][2], v[j][3]);
+            ptx_mma(o[m][2 * j], a[m & 1], v[j][0], v[j][1]);
+            ptx_mma(o[m][2 * j + 1], a[m & 1], v[j][2], v[j][3]);
         }
     }
     __syncwarp();
     if (lane == 0) {
-        ptx_mbarrier_arrive(ptx_shared(&l.fixed->kv_empty[ring.stage]));
+        ptx_mbarrier_arrive(ptx_shared(&l.fixed->kv_empty[stage]));
     }
 }
 
 template <int MT>
 TV_DEVICE void value_warp(const struct tv_flash_params &p, const struct flash_block &b,
-                          struct layout l, int32_t warp, int32_t lane)
+                          const struct layout &l, int32_t warp, int32_t lane)
 {
     float o[MT][8][4] = {};
     int32_t column = warp * COLUMNS, everyone = (b.m_tiles + VALUE_WARPS) * 32;
-    uint32_t v_lane =
-        ((lane & 7) + ((lane >> 3) & 1) * 8) * ROW_STRIDE + (lane >> 4) * 16 + column * 2;
-    struct ring ring = {0, 0}, refill = {0, 0};
-    int32_t next = b.tile_first;
-    if (warp == 0) {
-        for (int32_t i = 0; i < p.stages && next < b.tile_end; i++, next++) {
-            tile_fetch(p, b, l, next, i);
-        }
+    int32_t count = b.tile_end - b.tile_first;
+    uint32_t v_lane = ptx_shared(l.kv) + ((lane & 7) + ((lane >> 3) & 1) * 8) * ROW_STRIDE +
+                      (lane >> 4) * 16 + column * 2;
+    uint32_t p_lane = ptx_shared(l.fixed->p) + lane * 16;
+    struct fetch f = {p.page_table + (int64_t)b.request * p.max_pages, 0, 0,
+                      b.tile_first * TV_PLAN_TOKENS + warp * FETCH_ROWS};
+    fetch_page(&f, p, count);
+    for (int32_t i = 0; i < l.stages; i++) {
+        fetch_next(&f, p, b, l, count);
     }
-    if (b.tile_end * TV_PLAN_TOKENS > b.prefix) {
+    if (b.tree) {
         flash_build_mask(p, b, l.mask, warp * 32 + lane, VALUE_WARPS * 32);
         ptx_barrier_arrive(BARRIER_MASK, everyone);
     }
-    for (int32_t tile = b.tile_first; tile < b.tile_end; tile++) {
-        value_tile<MT>(o, l, ring, v_lane, lane);
-        ring_advance(&ring, p.stages);
-        if (warp == 0 && tile > b.tile_first && next < b.tile_end) {
-            /* The tile before this one: the other value warps have left it by now. */
-            ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_empty[refill.stage]), refill.parity);
-            tile_fetch(p, b, l, next++, refill.stage);
-            ring_advance(&refill, p.stages);
+    /* Both places of a pair are refilled as soon as it is done with: the score warps are at the
+     * next pair by then, and what is fetched now is what they need after that. */
+#pragma unroll 1
+    for (int32_t i = 0; i < count; i++) {
+        value_tile<MT>(o, l, i, v_lane, p_lane, lane);
+        if (i & 1) {
+            fetch_next(&f, p, b, l, count);
+            fetch_next(&f, p, b, l, count);
         }
     }
     ptx_barrier_sync(BARRIER_END, everyone);
@@ -440,24 +510,27 @@ __global__ void __launch_bounds__(THREADS, 1)
     verify_attn_flash_bf16(const __grid_constant__ struct tv_flash_params p)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    struct layout l = layout_of(memory, p.stages);
-    struct flash_block b;
+    struct layout l = layout_of(memory, p.pairs);
+    const struct flash_block &b = l.fixed->block;
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
     ptx_launch_dependents();
-    flash_fill_padding(p);
-    if (!flash_block_init(&b, p)) {
-        return;
-    }
-    if (threadIdx.x < (uint32_t)p.stages) {
-        ptx_mbarrier_init(ptx_shared(&l.fixed->kv_full[threadIdx.x]), 1);
-        ptx_mbarrier_init(ptx_shared(&l.fixed->kv_empty[threadIdx.x]), VALUE_WARPS);
-        ptx_mbarrier_init(ptx_shared(&l.fixed->p_full[threadIdx.x]), b.m_tiles);
+    if (threadIdx.x == 0) {
+        flash_block_init(&l.fixed->block, p);
+        for (int i = 0; i < l.stages; i++) {
+            ptx_mbarrier_init(ptx_shared(&l.fixed->kv_full[i]), VALUE_WARPS);
+            ptx_mbarrier_init(ptx_shared(&l.fixed->kv_empty[i]), VALUE_WARPS);
+        }
+        ptx_mbarrier_init(ptx_shared(&l.fixed->p_full), (uint32_t)max(b.m_tiles, 1));
         for (int m = b.m_tiles; m < M_TILES_MAX; m++) {
-            l.stage[threadIdx.x].moved[m] = 0;
+            l.fixed->moved[m] = 0;
         }
         ptx_fence_async();
     }
     __syncthreads();
+    flash_fill_padding(p);
+    if (b.m_tiles == 0) {
+        return;
+    }
     if (warp < SCORE_WARPS) {
         if (warp < b.m_tiles) {
             score_warp(p, b, l, warp, lane);
@@ -490,9 +563,9 @@ int tv_flash_bf16_launch(const struct tv_flash_params *params, int32_t batch, in
                          cudaStream_t stream)
 {
     struct tv_flash_params p = *params;
-    /* Very wide trees of few heads take the place of one tile in flight. */
-    p.stages = mask_bytes(&p) <= MASK_BYTES(STAGES_MAX) ? STAGES_MAX : STAGES_MAX - 1;
-    int32_t shared = TV_CUDA_SHARED_MAX - MASK_BYTES(p.stages) + mask_bytes(&p);
+    /* Very wide trees of few heads take the place of a pair of tiles. */
+    p.pairs = mask_bytes(&p) <= MASK_BYTES(PAIRS_MAX) ? PAIRS_MAX : PAIRS_MAX - 1;
+    int32_t shared = TV_CUDA_SHARED_MAX - MASK_BYTES(p.pairs) + mask_bytes(&p);
     dim3 grid((uint32_t)blocks, (uint32_t)batch);
     verify_attn_flash_bf16<<<grid, THREADS, (size_t)shared, stream>>>(p);
     return tv_cuda_errno(cudaGetLastError());

@@ -224,7 +224,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
     ptx_launch_dependents();
     flash_fill_padding(p);
-    if (!flash_block_init(&b, p)) {
+    flash_block_init(&b, p);
+    if (b.m_tiles == 0) {
         return;
     }
     if (threadIdx.x < STAGES) {
