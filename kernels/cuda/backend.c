@@ -97,6 +97,12 @@ static int device_describe(int device, struct tv_cuda *cuda)
     if (prop.major < 9 || prop.sharedMemPerBlockOptin < TV_CUDA_SHARED_MAX) {
         return -ENOTSUP;
     }
+    enum cudaDriverEntryPointQueryResult found;
+    TV_CUDA_CHECK(cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &cuda->tensor_map_encode, 12000, cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess) {
+        return -ENOTSUP;
+    }
     cuda->device = device;
     cuda->sm_count = prop.multiProcessorCount;
     (void)snprintf(cuda->variant, sizeof cuda->variant, "%.120s sm_%d%d", prop.name, prop.major,

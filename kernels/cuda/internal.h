@@ -23,6 +23,7 @@ extern "C" {
 struct tv_cuda {
     int device;
     int sm_count;
+    void *tensor_map_encode; /* the driver's cuTensorMapEncodeTiled */
     char variant[160];
 };
 

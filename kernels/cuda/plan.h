@@ -23,6 +23,7 @@
 #define TV_PLAN_M          16 /* rows of an m-tile */
 #define TV_PLAN_TOKENS     16 /* tokens of a KV tile */
 #define TV_PLAN_SPLITS_MAX 132
+#define TV_PLAN_WIDE       12 /* row tiles from which a request is split sparingly */
 
 /* Shape of the kernel and of the device that a plan is made for. */
 struct tv_plan_device {
@@ -48,13 +49,18 @@ TV_PLAN_FN int32_t tv_plan_ceil(int32_t a, int32_t b)
 /*
  * Splits that a request of `length` tokens asks for when blocks are free: short ones as many as
  * keep a block busy for longer than its start and end take (192 tokens), up to 9; from there on
- * one per 457 tokens, since each split writes and reads its partial sums once more.
+ * one per 457 tokens, since each split writes and reads its partial sums once more. Requests with
+ * many row tiles keep a good part of the device busy unsplit and write as many partial sums more:
+ * one per 2,048 tokens.
  */
-TV_PLAN_FN int32_t tv_plan_splits_wanted(int32_t length)
+TV_PLAN_FN int32_t tv_plan_splits_wanted(int32_t length, int32_t row_tiles)
 {
-    int32_t fine = length / 192, coarse = length / 457;
-    int32_t wanted = fine < 9 ? fine : 9;
-    wanted = wanted > coarse ? wanted : coarse;
+    int32_t fine = length / 192, wanted = fine < 9 ? fine : 9, coarse = length / 457;
+    if (row_tiles >= TV_PLAN_WIDE) {
+        wanted = length / 2048;
+    } else if (wanted < coarse) {
+        wanted = coarse;
+    }
     wanted = wanted > 1 ? wanted : 1;
     return wanted < TV_PLAN_SPLITS_MAX ? wanted : TV_PLAN_SPLITS_MAX;
 }
@@ -70,7 +76,7 @@ TV_PLAN_FN struct tv_plan tv_plan_request(struct tv_plan_device device, int32_t 
     plan.kv_tiles = tv_plan_ceil(prefix + nodes, TV_PLAN_TOKENS);
     if (splits == 0) {
         int32_t free_blocks = device.blocks / plan.row_tiles;
-        splits = tv_plan_splits_wanted(prefix + nodes);
+        splits = tv_plan_splits_wanted(prefix + nodes, plan.row_tiles);
         splits = splits < free_blocks ? splits : free_blocks;
         splits = splits > 1 ? splits : 1;
     }
@@ -82,7 +88,8 @@ TV_PLAN_FN struct tv_plan tv_plan_request(struct tv_plan_device device, int32_t 
 /* First m-tile of row tile i; row tile i ends where i + 1 starts. Sizes differ by one at most. */
 TV_PLAN_FN int32_t tv_plan_first_m_tile(const struct tv_plan *plan, int32_t i)
 {
-    return (int32_t)((int64_t)plan->m_tiles * i / plan->row_tiles);
+    /* At most 8,192 times 8,192. */
+    return plan->m_tiles * i / plan->row_tiles;
 }
 
 /* What the host knows of a launch: bounds over all its requests. */
@@ -102,7 +109,8 @@ TV_PLAN_FN struct tv_plan_bound tv_plan_bound(struct tv_plan_device device, int3
     int64_t rows;
     bound.splits = device.splits;
     if (bound.splits == 0) {
-        bound.splits = tv_plan_splits_wanted(length_max);
+        /* Fewer nodes may mean more splits. */
+        bound.splits = tv_plan_splits_wanted(length_max, 1);
         bound.splits = bound.splits < device.blocks ? bound.splits : device.blocks;
     }
     bound.splits = bound.splits < kv_tiles ? bound.splits : kv_tiles;

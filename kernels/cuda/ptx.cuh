@@ -112,9 +112,24 @@ TV_DEVICE void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
 /* Copy bytes (a multiple of 16, both ends 16-byte aligned) and complete on the barrier. */
 TV_DEVICE void ptx_bulk_copy(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(shared),
                  "l"(global), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* Bring a tensor map near, so that the first copy does not wait for it. */
+TV_DEVICE void ptx_prefetch_map(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* Copy the box from row `row` on of a [blocks][rows][64] tensor, and complete on the barrier. */
+TV_DEVICE void ptx_tensor_copy(uint32_t shared, const void *map, int32_t row, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared),
+                 "l"(map), "r"(0), "r"(row), "r"(0), "r"(barrier)
                  : "memory");
 }
 

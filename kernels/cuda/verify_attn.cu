@@ -44,6 +44,22 @@ int tv_flash_prepare_kernel(const void *kernel, int32_t dynamic)
     return 0;
 }
 
+int tv_flash_launch(const void *kernel, dim3 grid, int32_t threads, int32_t shared,
+                    cudaStream_t stream, void **args)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3((uint32_t)threads);
+    config.dynamicSmemBytes = (size_t)shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return tv_cuda_errno(cudaLaunchKernelExC(&config, kernel, args));
+}
+
 int tv_cuda_verify_attn_prepare(void)
 {
     int result = tv_flash_bf16_prepare();
@@ -127,7 +143,9 @@ int tv_cuda_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
     p.mask_words = (args->q_len + 31) / 32;
     p.device = plan_device(k, args);
     cudaStream_t stream = tv_cuda_stream(k);
-    result = args->dtype == TV_BF16 ? tv_flash_bf16_launch(&p, args->batch, bound.blocks, stream)
+    result = args->dtype == TV_BF16 ? tv_flash_bf16_launch((const struct tv_cuda *)k->impl, &p,
+                                                           args->page_count * args->page_size,
+                                                           args->batch, bound.blocks, stream)
                                     : tv_flash_f32_launch(&p, args->batch, bound.blocks, stream);
     if (result == 0 && bound.splits > 1) {
         result = tv_flash_combine_launch(&p, args->batch, bound.splits, stream);

@@ -34,13 +34,12 @@ struct tv_flash_params {
     int32_t page_tiles_log2; /* log2(page_size / 16) */
     int32_t out_bf16;
     int32_t mask_words; /* 32-bit words of one node's ancestor set, ceil(q_len / 32) */
-    int32_t pairs;      /* of KV tiles in shared memory */
     struct tv_plan_device device;
 };
 
 /* Launchers, one per kernel file; blocks is tv_plan_bound's. */
-int tv_flash_bf16_launch(const struct tv_flash_params *p, int32_t batch, int32_t blocks,
-                         cudaStream_t stream);
+int tv_flash_bf16_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p,
+                         int64_t pool_rows, int32_t batch, int32_t blocks, cudaStream_t stream);
 int tv_flash_bf16_prepare(void);
 int tv_flash_f32_launch(const struct tv_flash_params *p, int32_t batch, int32_t blocks,
                         cudaStream_t stream);
@@ -55,6 +54,13 @@ int tv_flash_combine_prepare(void);
 /* -ENOTSUP unless the compiled kernel stays within the promised shared memory with `dynamic`
  * bytes of it, and keeps nothing in local memory. Raises the kernel's dynamic limit. */
 int tv_flash_prepare_kernel(const void *kernel, int32_t dynamic);
+
+/*
+ * Launch a kernel that may start while the launch before it on the stream still runs. It must call
+ * ptx_wait_dependence before it touches global memory.
+ */
+int tv_flash_launch(const void *kernel, dim3 grid, int32_t threads, int32_t shared,
+                    cudaStream_t stream, void **args);
 
 #ifdef __CUDACC__
 

@@ -85,7 +85,7 @@ TV_DEVICE struct row_splits row_locate(const struct tv_flash_params &p, const st
                                        int32_t request, int32_t row, int32_t slice, int32_t lane)
 {
     int32_t m = row / TV_PLAN_M;
-    int32_t tile = (int32_t)(((int64_t)(m + 1) * plan.row_tiles - 1) / plan.m_tiles);
+    int32_t tile = ((m + 1) * plan.row_tiles - 1) / plan.m_tiles;
     int32_t m_first = tv_plan_first_m_tile(&plan, tile);
     struct row_splits r;
     int64_t at = (int64_t)request * p.partial_rows + (int64_t)TV_PLAN_M * m_first * plan.splits +
@@ -104,6 +104,8 @@ __global__ void __launch_bounds__(WAYS * 32)
 {
     __shared__ float4 sums[WAYS][32];
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
+    ptx_launch_dependents();
+    ptx_wait_dependence();
     int32_t request = (int32_t)blockIdx.y, nodes = p.node_count[request];
     int32_t index = TOGETHER ? (int32_t)blockIdx.x : (int32_t)blockIdx.x * WAYS + warp;
     int32_t row = index / SLICES, slice = index % SLICES;
@@ -113,7 +115,6 @@ __global__ void __launch_bounds__(WAYS * 32)
         return;
     }
     struct row_splits r = row_locate(p, plan, request, row, slice, lane);
-    ptx_wait_dependence();
     float lse = splits_lse(r, lane);
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     bool any = lse != -CUDART_INF_F;
@@ -147,18 +148,9 @@ int tv_flash_combine_launch(const struct tv_flash_params *p, int32_t batch, int3
     int32_t pieces = p->q_len * p->heads * SLICES;
     /* Few pieces with many splits are bound by latency: spread each over a block. */
     bool together = splits > 2 && (int64_t)pieces * batch <= 16384;
-    cudaLaunchAttribute attribute = {};
-    cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim =
-        dim3((uint32_t)(together ? pieces : tv_plan_ceil(pieces, WAYS)), (uint32_t)batch);
-    config.blockDim = dim3(WAYS * 32);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    dim3 grid((uint32_t)(together ? pieces : tv_plan_ceil(pieces, WAYS)), (uint32_t)batch);
     void *kernel_args[1] = {(void *)p};
-    const void *kernel = together ? (const void *)verify_attn_combine<true>
-                                  : (const void *)verify_attn_combine<false>;
-    return tv_cuda_errno(cudaLaunchKernelExC(&config, kernel, kernel_args));
+    return tv_flash_launch(together ? (const void *)verify_attn_combine<true>
+                                    : (const void *)verify_attn_combine<false>,
+                           grid, WAYS * 32, 0, stream, kernel_args);
 }

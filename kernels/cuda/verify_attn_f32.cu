@@ -223,6 +223,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     struct row_state rows[ROWS];
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
     ptx_launch_dependents();
+    ptx_wait_dependence();
     flash_fill_padding(p);
     flash_block_init(&b, p);
     if (b.m_tiles == 0) {
@@ -284,8 +285,8 @@ int tv_flash_f32_prepare(void)
 int tv_flash_f32_launch(const struct tv_flash_params *p, int32_t batch, int32_t blocks,
                         cudaStream_t stream)
 {
-    size_t shared = (size_t)shared_bytes(p->heads, p->q_len, p->mask_words);
+    void *args[1] = {(void *)p};
     dim3 grid((uint32_t)blocks, (uint32_t)batch);
-    verify_attn_flash_f32<<<grid, THREADS, shared, stream>>>(*p);
-    return tv_cuda_errno(cudaGetLastError());
+    return tv_flash_launch((const void *)verify_attn_flash_f32, grid, THREADS,
+                           shared_bytes(p->heads, p->q_len, p->mask_words), stream, args);
 }
