@@ -1,0 +1,48 @@
+#!/bin/sh
+# Everything that needs a GPU, in one command: example, reference bundles, random shapes and
+# properties, sanitizers on small shapes, and the benchmark.
+#
+# usage: run.sh LIBRARY [TEST_VERIFY_ATTN BUNDLE_FOLDER] [OUTPUT_FOLDER]
+#   LIBRARY is libtreeverify-cuda.so; bundles come from gen_verify_attn_refs.py.
+# Needs python3 with torch and numpy; exit 77 without a device. Logs go to OUTPUT_FOLDER (default:
+# a temporary folder, which is kept).
+set -eu
+
+here=$(cd -- "$(dirname -- "$0")" && pwd)
+library=$(realpath -- "$1")
+program=${2:-}
+bundles=${3:-}
+out=${4:-$(mktemp -d)}
+status=0
+mkdir -p "$out"
+cd "$here"
+python3 -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 77)'
+
+# step NAME COMMAND...: run it, keep its output, and go on whatever it says
+step() {
+    name=$1
+    shift
+    if "$@" > "$out/$name.log" 2>&1; then
+        echo "PASS $name"
+    else
+        status=1
+        echo "FAIL $name"
+        tail -n 5 "$out/$name.log"
+    fi
+}
+
+step example python3 example_torch.py "$library"
+if [ -n "$program" ]; then
+    program=$(realpath -- "$program")
+    export TREEVERIFY_CUDA_LIB="$library"
+    step bundles_naive sh -c 'cd "$1" && "$2" *.kdtr --backend cuda' sh "$bundles" "$program"
+    step bundles_flash sh -c 'cd "$1" && "$2" *.kdtr --backend cuda --flash' sh "$bundles" "$program"
+fi
+step shapes python3 check_verify_attn.py "$library"
+for tool in memcheck racecheck initcheck synccheck; do
+    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+        --kernel-regex kns=verify_attn python3 check_verify_attn.py "$library" --small
+done
+step bench python3 bench_verify_attn.py "$library" --extra --json "$out/bench.json"
+cat "$out/bench.log"
+exit $status
