@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Bumped when a struct below or the table changes; a loader refuses another number. */
-#define TV_KERNELS_ABI 1
+#define TV_KERNELS_ABI 2
 
 /*
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
@@ -258,6 +258,8 @@ struct tv_kernels {
     int (*latent_write)(struct tv_kernels *k, const struct tv_latent_write *args);
     /* gate[r] = silu(gate[r]) * up[r], in place on gate [rows, dim] */
     int (*swiglu)(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate, const float *up);
+    /* y[i] = x[i] rounded to bf16 (to nearest even): queries for bf16 pages */
+    int (*to_bf16)(struct tv_kernels *k, int64_t count, const float *x, uint16_t *y);
     int (*router)(struct tv_kernels *k, const struct tv_router *args);
     int (*experts)(struct tv_kernels *k, const struct tv_experts *args);
     size_t (*experts_workspace)(const struct tv_kernels *k, const struct tv_experts *args);

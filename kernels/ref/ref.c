@@ -31,6 +31,7 @@ void tv_ref_fill(struct tv_kernels *k)
     k->rope = tv_ref_rope;
     k->latent_write = tv_ref_latent_write;
     k->swiglu = tv_ref_swiglu;
+    k->to_bf16 = tv_ref_to_bf16;
     k->router = tv_ref_router;
     k->experts = tv_ref_experts;
     k->experts_workspace = tv_ref_experts_workspace;

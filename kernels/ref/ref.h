@@ -29,6 +29,7 @@ int tv_ref_linear(struct tv_kernels *k, const struct tv_linear *args);
 int tv_ref_rope(struct tv_kernels *k, const struct tv_rope *args);
 int tv_ref_latent_write(struct tv_kernels *k, const struct tv_latent_write *args);
 int tv_ref_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate, const float *up);
+int tv_ref_to_bf16(struct tv_kernels *k, int64_t count, const float *x, uint16_t *y);
 int tv_ref_router(struct tv_kernels *k, const struct tv_router *args);
 int tv_ref_experts(struct tv_kernels *k, const struct tv_experts *args);
 size_t tv_ref_experts_workspace(const struct tv_kernels *k, const struct tv_experts *args);

@@ -247,6 +247,29 @@ static void one_swiglu(struct check *c)
     check_release(c);
 }
 
+/* Rounding is exact: ties, subnormals and infinities included. */
+static void one_to_bf16(struct check *c)
+{
+    int32_t count = check_range(c, 1, 999);
+    float *x = check_host(c, (size_t)count * sizeof(float));
+    uint16_t *y = check_host(c, (size_t)count * sizeof *y);
+    uint16_t *expected = check_host(c, (size_t)count * sizeof *y);
+    for (int32_t i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)check_random(c);
+        bits = i % 3 == 0 ? (bits & 0xffff0000u) | 0x8000u : bits; /* a tie */
+        memcpy(&x[i], &bits, sizeof bits);
+        x[i] = x[i] != x[i] ? 0.0f : x[i];
+    }
+    void *d_x = check_upload(c, x, (size_t)count * sizeof(float));
+    void *d_y = check_upload(c, y, (size_t)count * sizeof *y);
+    if (check_ok(c, c->k->to_bf16(c->k, count, d_x, d_y), "to_bf16")) {
+        (void)c->ref->to_bf16(c->ref, count, x, expected);
+        check_download(c, y, d_y, (size_t)count * sizeof *y);
+        check_same(c, y, expected, (size_t)count * sizeof *y, "to_bf16");
+    }
+    check_release(c);
+}
+
 static void one_move(struct check *c)
 {
     enum { SLOTS = 100, ROW = 40 };
@@ -305,6 +328,9 @@ void check_dense(struct check *c)
         }
         if (c->k->swiglu) {
             one_swiglu(c);
+        }
+        if (c->k->to_bf16) {
+            one_to_bf16(c);
         }
         if (c->k->kv_move) {
             one_move(c);
