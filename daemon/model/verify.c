@@ -221,6 +221,21 @@ static int values_up(struct tv_forward *pass, int32_t layer)
     return model->kernels->linear(model->kernels, &args);
 }
 
+/* Queries in the type of the pages. */
+static int queries_cast(struct tv_forward *pass, const void **ret_queries)
+{
+    struct tv_model *model = pass->model;
+    struct tv_model_buffers *b = &model->buffers;
+    if (tv_cache_params(pass->cache)->dtype == TV_F32) {
+        *ret_queries = b->q_abs;
+        return 0;
+    }
+    int64_t count = (int64_t)pass->rows * model->config.heads *
+                    (model->config.kv_lora + model->config.rope_dim);
+    *ret_queries = b->q_abs_bf16;
+    return model->kernels->to_bf16(model->kernels, count, b->q_abs, b->q_abs_bf16);
+}
+
 static int attention(struct tv_forward *pass, const struct trees *trees, int32_t layer,
                      tv_model_layer_hook *hook, void *hook_context)
 {
@@ -236,7 +251,6 @@ static int attention(struct tv_forward *pass, const struct trees *trees, int32_t
         .softmax_scale = config->softmax_scale,
         .dtype = params->dtype,
         .out_dtype = TV_F32,
-        .q = model->buffers.q_abs,
         .kv_pages = tv_cache_layer(pass->cache, layer),
         .page_count = params->pages,
         .page_size = params->page_size,
@@ -252,7 +266,10 @@ static int attention(struct tv_forward *pass, const struct trees *trees, int32_t
         .workspace = model->buffers.workspace,
         .workspace_bytes = model->buffers.workspace_bytes,
     };
-    int err = model->kernels->verify_attn(model->kernels, &args);
+    int err = queries_cast(pass, &args.q);
+    if (err == 0) {
+        err = model->kernels->verify_attn(model->kernels, &args);
+    }
     if (err == 0 && hook != NULL) {
         hook(hook_context, layer, &args);
     }

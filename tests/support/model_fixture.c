@@ -44,7 +44,7 @@ void tv_fixture_open(struct tv_fixture *fixture, const struct tv_fixture_options
     struct tv_cache_params params = {.layers = config->layers,
                                      .page_size = options->page_size,
                                      .row_dim = config->kv_lora + config->rope_dim,
-                                     .dtype = TV_F32,
+                                     .dtype = options->kv_dtype,
                                      .pages = options->pages,
                                      .poison = options->poison};
     assert_int_equal(tv_cache_create(fixture->kernels, &params, &fixture->cache), 0);

@@ -25,6 +25,7 @@ struct tv_fixture_options {
     int64_t pages;
     int poison;
     int32_t threads;
+    enum tv_dtype kv_dtype;
 };
 
 /* Directory of a bundled checkpoint; static storage, valid until the next call. */

@@ -1,9 +1,8 @@
 /*
  * test_model.c - properties of the two passes that no reference logits can show.
  *
- * Bit-identity of a row alone, in a batch and on other pages; absorbed against expanded at every
- * layer (B33); scattered acceptance (B01), branching trees at page borders (B03), rejected drafts
- * (B09), positions and tokens out of range (B15, B43).
+ * Bit-identity of a row alone, in a batch and on other pages; scattered acceptance (B01), branching
+ * trees at page borders (B03), rejected drafts (B09), positions and tokens out of range (B15, B43).
  */
 #include <errno.h>
 #include <math.h>
@@ -181,44 +180,6 @@ static double layer_difference(const struct tv_fixture *fixture, int32_t layer,
         }
     }
     return worst / largest;
-}
-
-/* Rows of layer l + 1 come from the output of layer l, so every layer's attention is seen. */
-static void absorbed_against_expanded(struct tv_fixture *fixture, const char *name)
-{
-    enum { COUNT = 90 };
-    int32_t tokens[COUNT];
-    struct tv_cache_seq expanded = {0}, absorbed = {0};
-    int32_t vocab = tv_model_config(fixture->model)->vocab;
-    int32_t layers = tv_model_config(fixture->model)->layers;
-    random_state = 23;
-    tokens_draw(tokens, COUNT, vocab);
-    float *last = logits_copy(tv_fixture_prefill(fixture, &expanded, tokens, COUNT, 64), 1, vocab);
-    const float *logits = tv_fixture_chain(fixture, &absorbed, tokens, COUNT);
-    struct tv_fixture_difference difference = {0};
-    tv_fixture_compare(logits + (COUNT - 1) * (int64_t)vocab, last, 1, vocab, &difference);
-    for (int32_t layer = 0; layer < layers; layer++) {
-        double relative = layer_difference(fixture, layer, &absorbed, &expanded, COUNT);
-        print_message("%s layer %d rel=%.2e\n", name, layer, relative);
-        assert_true(relative <= 1e-5);
-    }
-    assert_true(difference.max_abs <= NOISE_MAX);
-    free(last);
-    tv_cache_seq_finish(fixture->cache, &expanded);
-    tv_cache_seq_finish(fixture->cache, &absorbed);
-}
-
-static void test_b33_absorbed_against_expanded(void **state)
-{
-    (void)state;
-    static const char *const names[] = {"v2lite", "v3", "moonlight", "kjv-mla-8m",
-                                        "../golden/model_variants/v3-nope48-v64-tied"};
-    for (size_t i = 0; i < 5; i++) {
-        struct tv_fixture fixture;
-        fixture_open(&fixture, names[i], 64, 0);
-        absorbed_against_expanded(&fixture, names[i]);
-        tv_fixture_close(&fixture);
-    }
 }
 
 /* Logits of `token` after the committed rows of a fresh session with the same tokens. */
@@ -466,7 +427,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batch_is_bit_identical),
         cmocka_unit_test(test_pages_and_pieces_are_bit_identical),
-        cmocka_unit_test(test_b33_absorbed_against_expanded),
         cmocka_unit_test(test_b01_scattered_acceptance),
         cmocka_unit_test(test_b03_branching_at_page_borders),
         cmocka_unit_test(test_b09_rejected_drafts_leave_nothing),
