@@ -13,7 +13,7 @@
 #include "base/random.h"
 #include "sched/job.h"
 
-void job_destroy(struct job *job)
+void tv_sched_job_destroy(struct job *job)
 {
     if (job == NULL) {
         return;
@@ -26,7 +26,7 @@ void job_destroy(struct job *job)
         free(job->parity->logits);
         free(job->parity);
     }
-    blocks_finish(&job->blocks);
+    tv_sched_blocks_finish(&job->blocks);
     free(job);
 }
 
@@ -80,8 +80,8 @@ static int rule_of_call(struct tv_sched *sched, struct job *job)
     return rc;
 }
 
-int session_of(struct tv_sched *sched, const struct tv_call *call, struct tv_session **ret_session,
-               struct tv_problem *problem)
+int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
+                        struct tv_session **ret_session, struct tv_problem *problem)
 {
     const struct tv_request *request = &call->request;
     if (request->epoch[0] != '\0' && strcmp(request->epoch, sched->table.epoch) != 0) {
@@ -225,12 +225,12 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     struct tv_call *call = job->call;
     const struct tv_request *request = &call->request;
     struct tv_session *session = NULL;
-    if (session_of(sched, call, &session, problem) != 0) {
+    if (tv_sched_session_of(sched, call, &session, problem) != 0) {
         return -EINVAL;
     }
     switch (tv_session_judge(session, request, problem)) {
     case TV_SESSION_REPLAY:
-        reply_replay(call, session->last.body, session->last.body_bytes);
+        tv_sched_reply_replay(call, session->last.body, session->last.body_bytes);
         tv_session_renew(session, request->lease_s, tv_clock_us());
         return 1;
     case TV_SESSION_ATTACH: {
@@ -265,12 +265,12 @@ static int check_detached(struct tv_sched *sched, struct job *job, struct tv_pro
 {
     struct tv_request *request = &job->call->request;
     if (request->kind == TV_CALL_PARITY && !request->has_tree &&
-        parity_self_case(sched, request) != 0) {
+        tv_sched_parity_self_case(sched, request) != 0) {
         return fault(problem, "no memory for the self-test case");
     }
     if (request->session[0] != '\0') {
         struct tv_session *session = NULL;
-        if (session_of(sched, job->call, &session, problem) != 0) {
+        if (tv_sched_session_of(sched, job->call, &session, problem) != 0) {
             return -EINVAL;
         }
         if (session->busy) {
@@ -327,19 +327,19 @@ static struct job *job_create(struct tv_sched *sched, struct tv_call *call)
     return job;
 }
 
-int admit(struct tv_sched *sched, struct tv_call *call)
+int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_problem problem = {0};
     int attached = 0, rc;
     struct job *job = job_create(sched, call);
     if (job == NULL) {
-        reply_refuse(call, TV_INTERNAL, NULL, "no memory for the call");
+        tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the call");
         return 0;
     }
     if (call->request.kind == TV_CALL_CREATE && call->request.has_expected_digest) {
         prompt_digest(sched, job);
     }
-    sched_lock(sched);
+    tv_sched_lock(sched);
     if (call->request.kind == TV_CALL_CREATE) {
         rc = check_create(sched, job, &problem);
     } else if (call->request.kind == TV_CALL_ONESHOT || call->request.kind == TV_CALL_PARITY) {
@@ -350,15 +350,15 @@ int admit(struct tv_sched *sched, struct tv_call *call)
     if (rc == 0) {
         job->nodes = call->request.has_tree ? call->request.tree.count : 1;
         job->queued = 1;
-        job_list_push(&sched->queue, job);
+        tv_sched_job_list_push(&sched->queue, job);
         sched->queue_count++;
         (void)pthread_cond_signal(&sched->wake);
     }
     int queued = rc == 0 || attached;
     sched->in_flight += queued;
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
     if (rc != 0) {
-        job_destroy(job);
+        tv_sched_job_destroy(job);
     }
     if (rc < 0) {
         tv_sched_refuse(call, &problem);

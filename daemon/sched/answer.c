@@ -17,17 +17,17 @@ static void answer_list(struct tv_sched *sched, struct tv_call *call)
     struct tv_session_state *states = NULL;
     struct tv_buf body;
     int32_t count = 0;
-    sched_lock(sched);
+    tv_sched_lock(sched);
     int rc = tv_sessions_list(&sched->table, call->principal, tv_clock_us(), &states, &count);
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
     if (rc != 0) {
-        reply_refuse(call, TV_INTERNAL, NULL, "no memory for the list");
+        tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the list");
         return;
     }
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
     tv_encode_session_list(&body, states, count);
     free(states);
-    reply_set(call, 200, &body);
+    tv_sched_reply_set(call, 200, &body);
 }
 
 static void answer_state(struct tv_session *session, struct tv_call *call)
@@ -39,13 +39,13 @@ static void answer_state(struct tv_session *session, struct tv_call *call)
         tail_from = session->len > call->request.tail ? session->len - call->request.tail : 0;
     }
     if (tv_session_view(session, tail_from, &state) != 0) {
-        reply_refuse(call, TV_INTERNAL, NULL, "no memory for the tail");
+        tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the tail");
         return;
     }
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
     tv_encode_session_state(&body, &state);
     free(state.tail);
-    reply_set(call, 200, &body);
+    tv_sched_reply_set(call, 200, &body);
 }
 
 /* 1: the call waits for the running round; 0: answered. */
@@ -54,7 +54,7 @@ static int answer_round(struct tv_session *session, struct tv_call *call)
     const struct tv_request *request = &call->request;
     struct tv_problem problem;
     if (session->last.seq > 0 && request->seq == session->last.seq) {
-        reply_replay(call, session->last.body, session->last.body_bytes);
+        tv_sched_reply_replay(call, session->last.body, session->last.body_bytes);
         return 0;
     }
     if (session->running_seq > 0 && request->seq == session->running_seq) {
@@ -67,7 +67,7 @@ static int answer_round(struct tv_session *session, struct tv_call *call)
         struct tv_buf body;
         tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
         tv_encode_running(&body, request->seq);
-        reply_set(call, 202, &body);
+        tv_sched_reply_set(call, 202, &body);
         return 0;
     }
     if (request->seq >= session->next_seq || request->seq < 1) {
@@ -146,14 +146,14 @@ static void fetch_serve(const struct tv_session_fetch *fetch, struct tv_call *ca
         int32_t row = fetch_row(fetch, nodes != NULL ? nodes[i] : i);
         if (row < 0) {
             tv_buf_finish(&body);
-            reply_refuse(call, TV_WRONG_VALUE, NULL,
-                         "rows: a node whose logits were not asked for");
+            tv_sched_reply_refuse(call, TV_WRONG_VALUE, NULL,
+                                  "rows: a node whose logits were not asked for");
             return;
         }
         tv_encode_tensor(&body, fetch->data + (size_t)row * (size_t)fetch->vocab, fetch->vocab,
                          dtype);
     }
-    reply_set(call, 200, &body);
+    tv_sched_reply_set(call, 200, &body);
     if (call->reply.http_status == 200) {
         struct tv_reply *reply = &call->reply;
         reply->content_type = "application/octet-stream";
@@ -212,23 +212,23 @@ static void answer_delete(struct tv_sched *sched, struct tv_call *call)
     struct tv_call *calls = NULL;
     struct tv_buf body;
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
-    sched_lock(sched);
+    tv_sched_lock(sched);
     enum tv_code code = tv_sessions_find(&sched->table, call->request.session, call->principal,
                                          tv_clock_us(), &session);
     if (code == TV_OK) {
         struct job *job = session->operation;
         tv_sessions_remove(&sched->table, session);
         if (session->busy && job->queued) {
-            job_drop(sched, job, TV_SESSION_NOT_FOUND, "the session was deleted", &calls);
+            tv_sched_job_drop(sched, job, TV_SESSION_NOT_FOUND, "the session was deleted", &calls);
         }
         (void)pthread_cond_signal(&sched->wake); /* to close its context */
     }
-    sched_unlock(sched);
-    calls_done(sched, calls);
-    reply_set(call, 204, &body);
+    tv_sched_unlock(sched);
+    tv_sched_calls_done(sched, calls);
+    tv_sched_reply_set(call, 204, &body);
 }
 
-int answer_session(struct tv_sched *sched, struct tv_call *call)
+int tv_sched_answer_session(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_session_fetch *fetch = NULL;
     struct tv_session *session = NULL;
@@ -242,12 +242,12 @@ int answer_session(struct tv_sched *sched, struct tv_call *call)
         answer_delete(sched, call);
         return 0;
     }
-    sched_lock(sched);
-    int rc = session_of(sched, call, &session, &problem);
+    tv_sched_lock(sched);
+    int rc = tv_sched_session_of(sched, call, &session, &problem);
     if (rc == 0) {
         waits = answer_found(sched, session, call, &fetch);
     }
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
     if (rc != 0) {
         tv_sched_refuse(call, &problem);
     }

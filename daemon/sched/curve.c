@@ -7,7 +7,7 @@
 
 #define SAMPLES ((int32_t)(sizeof((struct curve_point *)0)->us / sizeof(int64_t)))
 
-void curve_add(struct curve_point *points, int32_t nodes, int64_t us)
+void tv_sched_curve_add(struct curve_point *points, int32_t nodes, int64_t us)
 {
     int32_t i = 0;
     while (i < TV_SCHED_CURVE_POINTS - 1 && (1 << i) < nodes) {
@@ -25,7 +25,7 @@ static int compare(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-int32_t curve_read(const struct curve_point *points, int64_t (*ret_pairs)[2])
+int32_t tv_sched_curve_read(const struct curve_point *points, int64_t (*ret_pairs)[2])
 {
     int32_t pairs = 0;
     for (int32_t i = 0; i < TV_SCHED_CURVE_POINTS; i++) {

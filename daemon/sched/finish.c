@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "sched/job.h"
 
-void job_close(struct tv_sched *sched, struct job *job)
+void tv_sched_job_close(struct tv_sched *sched, struct job *job)
 {
     if (job->own_context && job->context != NULL) {
         sched->engine->ops->context_close(sched->engine, job->context);
@@ -40,7 +40,7 @@ static void refuse_all(struct job *job, const struct tv_problem *problem,
         tv_sched_refuse(call, &copy);
     }
     for (struct tv_call *call = job->watchers; call != NULL; call = call->next) {
-        reply_refuse(call, TV_ROUND_NOT_FOUND, NULL, "the round failed; its seq is free");
+        tv_sched_reply_refuse(call, TV_ROUND_NOT_FOUND, NULL, "the round failed; its seq is free");
     }
     append(ret_calls, asked);
     append(ret_calls, job->watchers);
@@ -64,16 +64,16 @@ static void session_restore(struct tv_sched *sched, struct job *job)
     job->session = NULL;
 }
 
-void job_drop(struct tv_sched *sched, struct job *job, enum tv_code code, const char *text,
-              struct tv_call **ret_calls)
+void tv_sched_job_drop(struct tv_sched *sched, struct job *job, enum tv_code code, const char *text,
+                       struct tv_call **ret_calls)
 {
     struct tv_problem problem;
     tv_problem_set(&problem, code, NULL, "%s", text);
-    job_list_remove(&sched->queue, job);
+    tv_sched_job_list_remove(&sched->queue, job);
     sched->queue_count--;
     session_restore(sched, job);
     refuse_all(job, &problem, ret_calls);
-    job_destroy(job);
+    tv_sched_job_destroy(job);
 }
 
 /* Give back the KV of rounds that are not to be committed after all. */
@@ -88,15 +88,16 @@ static void context_restore(struct tv_sched *sched, struct job *job)
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "session %s: KV could not be put back to %d: %s; it is closed",
                session->id, session->len, strerror(-rc));
-        sched_lock(sched);
+        tv_sched_lock(sched);
         if (!session->gone) {
             tv_sessions_remove(&sched->table, session);
         }
-        sched_unlock(sched);
+        tv_sched_unlock(sched);
     }
 }
 
-void job_fail(struct tv_sched *sched, struct job *job, enum tv_code code, const char *format, ...)
+void tv_sched_job_fail(struct tv_sched *sched, struct job *job, enum tv_code code,
+                       const char *format, ...)
 {
     struct tv_problem problem;
     struct tv_call *calls = NULL;
@@ -112,32 +113,33 @@ void job_fail(struct tv_sched *sched, struct job *job, enum tv_code code, const 
     }
     context_restore(sched, job);
     if (job->round.kind != TV_CALL_CREATE) {
-        job_close(sched, job);
+        tv_sched_job_close(sched, job);
     }
-    sched_lock(sched);
-    job_list_remove(&sched->running, job);
+    tv_sched_lock(sched);
+    tv_sched_job_list_remove(&sched->running, job);
     session_restore(sched, job);
     refuse_all(job, &problem, &calls);
-    sched_unlock(sched);
-    job_destroy(job);
-    calls_done(sched, calls);
+    tv_sched_unlock(sched);
+    tv_sched_job_destroy(job);
+    tv_sched_calls_done(sched, calls);
 }
 
-void job_fail_rc(struct tv_sched *sched, struct job *job, int rc)
+void tv_sched_job_fail_rc(struct tv_sched *sched, struct job *job, int rc)
 {
     switch (rc) {
     case -ENOSPC:
-        job_fail(sched, job, TV_KV_FULL, "%lld pages needed, %lld free",
-                 (long long)job->shortage.pages_needed, (long long)job->shortage.pages_free);
+        tv_sched_job_fail(sched, job, TV_KV_FULL, "%lld pages needed, %lld free",
+                          (long long)job->shortage.pages_needed,
+                          (long long)job->shortage.pages_free);
         break;
     case -EDOM:
-        job_fail(sched, job, TV_NUMERIC_FAULT, "a logit that decides is not finite");
+        tv_sched_job_fail(sched, job, TV_NUMERIC_FAULT, "a logit that decides is not finite");
         break;
     case -EIO:
-        job_fail(sched, job, TV_KERNEL_FAULT, "the device failed");
+        tv_sched_job_fail(sched, job, TV_KERNEL_FAULT, "the device failed");
         break;
     default:
-        job_fail(sched, job, TV_INTERNAL, "the engine refused: %s", strerror(-rc));
+        tv_sched_job_fail(sched, job, TV_INTERNAL, "the engine refused: %s", strerror(-rc));
         break;
     }
 }
@@ -146,12 +148,12 @@ void job_fail_rc(struct tv_sched *sched, struct job *job, int rc)
 static void reply_all(struct job *job, int http_status, struct tv_buf *body)
 {
     for (struct tv_call *call = job->twins; call != NULL; call = call->next) {
-        reply_replay(call, body->data, body->bytes);
+        tv_sched_reply_replay(call, body->data, body->bytes);
     }
     for (struct tv_call *call = job->watchers; call != NULL; call = call->next) {
-        reply_replay(call, body->data, body->bytes);
+        tv_sched_reply_replay(call, body->data, body->bytes);
     }
-    reply_set(job->call, http_status, body);
+    tv_sched_reply_set(job->call, http_status, body);
 }
 
 static void release(struct tv_sched *sched, struct job *job)
@@ -161,19 +163,19 @@ static void release(struct tv_sched *sched, struct job *job)
     append(&calls, job->call);
     append(&calls, job->twins);
     append(&calls, job->watchers);
-    job_destroy(job);
-    calls_done(sched, calls);
+    tv_sched_job_destroy(job);
+    tv_sched_calls_done(sched, calls);
 }
 
-void job_answer(struct tv_sched *sched, struct job *job, int http_status, const char *content_type,
-                struct tv_buf *body)
+void tv_sched_job_answer(struct tv_sched *sched, struct job *job, int http_status,
+                         const char *content_type, struct tv_buf *body)
 {
-    job_close(sched, job);
-    sched_lock(sched);
-    job_list_remove(&sched->running, job);
+    tv_sched_job_close(sched, job);
+    tv_sched_lock(sched);
+    tv_sched_job_list_remove(&sched->running, job);
     session_restore(sched, job);
-    sched_unlock(sched);
-    reply_set(job->call, http_status, body);
+    tv_sched_unlock(sched);
+    tv_sched_reply_set(job->call, http_status, body);
     if (job->call->reply.http_status == http_status) {
         job->call->reply.content_type = content_type;
     }
@@ -258,7 +260,7 @@ static int kept_make(struct job *job, const struct tv_buf *body, struct tv_sessi
     return 0;
 }
 
-void job_succeed(struct tv_sched *sched, struct job *job)
+void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
 {
     int http_status = job->round.kind == TV_CALL_CREATE ? 201 : 200;
     struct tv_session_kept kept;
@@ -269,18 +271,18 @@ void job_succeed(struct tv_sched *sched, struct job *job)
     if (body.failed != 0 || kept_make(job, &body, &kept) != 0) {
         enum tv_code code = body.failed == -EDOM ? TV_NUMERIC_FAULT : TV_INTERNAL;
         tv_buf_finish(&body);
-        job_fail(sched, job, code, "the answer could not be written");
+        tv_sched_job_fail(sched, job, code, "the answer could not be written");
         return;
     }
     if (job->session == NULL) {
-        job_close(sched, job);
+        tv_sched_job_close(sched, job);
     }
-    sched_lock(sched);
-    job_list_remove(&sched->running, job);
+    tv_sched_lock(sched);
+    tv_sched_job_list_remove(&sched->running, job);
     if (job->session != NULL) {
         session_advance(sched, job, &kept);
     }
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
     reply_all(job, http_status, &body); /* nobody can join it any more */
     release(sched, job);
 }

@@ -68,14 +68,14 @@ static void answer_model(struct tv_sched *sched, struct tv_call *call)
     };
     model_facts(engine, &info);
     cache_facts(engine, &info);
-    sched_lock(sched);
+    tv_sched_lock(sched);
     memcpy(info.epoch, sched->table.epoch, sizeof info.epoch);
-    info.verify_us_count = curve_read(sched->curve, curve);
-    sched_unlock(sched);
+    info.verify_us_count = tv_sched_curve_read(sched->curve, curve);
+    tv_sched_unlock(sched);
     info.verify_us = (const int64_t(*)[2])curve;
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
     tv_encode_model(&body, &info);
-    reply_set(call, 200, &body);
+    tv_sched_reply_set(call, 200, &body);
 }
 
 static void check_set(struct tv_ready_check *check, const char *name, int ok, const char *format,
@@ -92,7 +92,7 @@ static void check_set(struct tv_ready_check *check, const char *name, int ok, co
     va_end(args);
 }
 
-int ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
+int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
 {
     const struct tv_engine *engine = sched->engine;
     int64_t start_us = sched->launch_start_us;
@@ -122,10 +122,10 @@ static void reply_ready(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_ready_check checks[TV_SCHED_CHECKS];
     struct tv_buf body;
-    int ready = ready_checks(sched, checks);
+    int ready = tv_sched_ready_checks(sched, checks);
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
     tv_encode_ready(&body, ready, checks, TV_SCHED_CHECKS);
-    reply_set(call, ready ? 200 : 503, &body);
+    tv_sched_reply_set(call, ready ? 200 : 503, &body);
 }
 
 /* 1: waits for the self-test. A worker that does not answer is not asked. */
@@ -133,7 +133,7 @@ static int answer_ready(struct tv_sched *sched, struct tv_call *call)
 {
     int64_t now_us = tv_clock_us();
     int waits = 0;
-    sched_lock(sched);
+    tv_sched_lock(sched);
     int fresh = sched->self_test_us > 0 && now_us - sched->self_test_us < TV_SCHED_DEEP_US;
     int stuck = !sched->worker_alive || (sched->launch_start_us > 0 &&
                                          now_us - sched->launch_start_us > sched->launch_us_max);
@@ -146,17 +146,17 @@ static int answer_ready(struct tv_sched *sched, struct tv_call *call)
     } else {
         reply_ready(sched, call);
     }
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
     return waits;
 }
 
-void self_test_run(struct tv_sched *sched)
+void tv_sched_self_test_run(struct tv_sched *sched)
 {
     char detail[sizeof sched->self_test_detail] = "";
-    engine_enter(sched);
+    tv_sched_engine_enter(sched);
     int rc = sched->engine->ops->self_test(sched->engine, detail, sizeof detail);
-    engine_leave(sched, sched->launch_rc); /* only this thread writes it */
-    sched_lock(sched);
+    tv_sched_engine_leave(sched, sched->launch_rc); /* only this thread writes it */
+    tv_sched_lock(sched);
     struct tv_call *calls = sched->deep;
     sched->deep = NULL;
     sched->self_test_rc = rc;
@@ -165,8 +165,8 @@ void self_test_run(struct tv_sched *sched)
     for (struct tv_call *call = calls; call != NULL; call = call->next) {
         reply_ready(sched, call);
     }
-    sched_unlock(sched);
-    calls_done(sched, calls);
+    tv_sched_unlock(sched);
+    tv_sched_calls_done(sched, calls);
 }
 
 static void answer_totals(struct tv_sched *sched, struct tv_call *call)
@@ -179,7 +179,7 @@ static void answer_totals(struct tv_sched *sched, struct tv_call *call)
     }
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
     tv_encode_parity_totals(&body, &totals);
-    reply_set(call, 200, &body);
+    tv_sched_reply_set(call, 200, &body);
 }
 
 static void answer_violation(struct tv_sched *sched, struct tv_call *call)
@@ -193,20 +193,21 @@ static void answer_violation(struct tv_sched *sched, struct tv_call *call)
         rc = tv_shadow_reproducer(sched->shadow, call->request.violation, &kind, &data, &bytes);
     }
     if (rc != 0) {
-        reply_refuse(call, rc == -ENOENT ? TV_NOT_FOUND : TV_INTERNAL, NULL,
-                     rc == -ENOENT ? "no such reproducer" : "the reproducer could not be read");
+        tv_sched_reply_refuse(call, rc == -ENOENT ? TV_NOT_FOUND : TV_INTERNAL, NULL,
+                              rc == -ENOENT ? "no such reproducer"
+                                            : "the reproducer could not be read");
         return;
     }
     tv_buf_init(&body, bytes + 1);
     tv_buf_append(&body, data, bytes);
     free(data);
-    reply_set(call, 200, &body);
+    tv_sched_reply_set(call, 200, &body);
     if (call->reply.http_status == 200 && strcmp(kind, "kernel") == 0) {
         call->reply.content_type = "application/octet-stream";
     }
 }
 
-int answer_info(struct tv_sched *sched, struct tv_call *call)
+int tv_sched_answer_info(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_buf body;
     switch (call->request.kind) {
@@ -224,7 +225,7 @@ int answer_info(struct tv_sched *sched, struct tv_call *call)
     default:
         tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
         tv_encode_health(&body);
-        reply_set(call, 200, &body);
+        tv_sched_reply_set(call, 200, &body);
         break;
     }
     return 0;

@@ -146,72 +146,73 @@ struct tv_sched {
 };
 
 /* sched.c */
-void sched_lock(struct tv_sched *sched);
-void sched_unlock(struct tv_sched *sched);
-void job_list_init(struct job_list *list);
-void job_list_push(struct job_list *list, struct job *job);
-void job_list_remove(struct job_list *list, struct job *job);
+void tv_sched_lock(struct tv_sched *sched);
+void tv_sched_unlock(struct tv_sched *sched);
+void tv_sched_job_list_init(struct job_list *list);
+void tv_sched_job_list_push(struct job_list *list, struct job *job);
+void tv_sched_job_list_remove(struct job_list *list, struct job *job);
 /* An answer of known form: body moved into the reply; a failed buffer becomes 500 internal. */
-void reply_set(struct tv_call *call, int http_status, struct tv_buf *body);
+void tv_sched_reply_set(struct tv_call *call, int http_status, struct tv_buf *body);
 /* The kept or just encoded answer of a round, as a replay. */
-void reply_replay(struct tv_call *call, const char *body, size_t bytes);
+void tv_sched_reply_replay(struct tv_call *call, const char *body, size_t bytes);
 /* Shorthand: one refusal with this code and text. */
-void reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer, const char *text);
+void tv_sched_reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer,
+                           const char *text);
 /* Without the lock: hand over a list of calls whose replies are set. */
-void calls_done(struct tv_sched *sched, struct tv_call *calls);
+void tv_sched_calls_done(struct tv_sched *sched, struct tv_call *calls);
 
 /* answer.c, info.c: calls that need no device. Without the lock. */
-int answer_session(struct tv_sched *sched, struct tv_call *call);
-int answer_info(struct tv_sched *sched, struct tv_call *call);
+int tv_sched_answer_session(struct tv_sched *sched, struct tv_call *call);
+int tv_sched_answer_info(struct tv_sched *sched, struct tv_call *call);
 /* With the lock: epoch and session of a call. 0, or -EINVAL with *problem. */
-int session_of(struct tv_sched *sched, const struct tv_call *call, struct tv_session **ret_session,
-               struct tv_problem *problem);
+int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
+                        struct tv_session **ret_session, struct tv_problem *problem);
 
 /* admit.c: calls for the worker. Without the lock. */
-int admit(struct tv_sched *sched, struct tv_call *call);
-void job_destroy(struct job *job);
+int tv_sched_admit(struct tv_sched *sched, struct tv_call *call);
+void tv_sched_job_destroy(struct job *job);
 
 /* worker.c, launch.c, prefill.c, parity.c: the worker thread, without the lock. */
-void *worker_main(void *context);
-void engine_enter(struct tv_sched *sched);
-void engine_leave(struct tv_sched *sched, int rc);
+void *tv_sched_worker_main(void *context);
+void tv_sched_engine_enter(struct tv_sched *sched);
+void tv_sched_engine_leave(struct tv_sched *sched, int rc);
 /* A tv_shadow_done: the oracle thread wakes the worker for this job (context). */
-void job_judged(void *context, const struct tv_shadow_block *block);
-void launch_run(struct tv_sched *sched, int32_t count);
-void prefill_slice(struct tv_sched *sched, struct job *job);
-void parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
-                 struct tv_shadow_round *captured);
-void parity_conclude(struct tv_sched *sched, struct job *job);
-int parity_self_case(struct tv_sched *sched, struct tv_request *request);
-void *comparer_main(void *context);
+void tv_sched_job_judged(void *context, const struct tv_shadow_block *block);
+void tv_sched_launch_run(struct tv_sched *sched, int32_t count);
+void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job);
+void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
+                          struct tv_shadow_round *captured);
+void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job);
+int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request);
+void *tv_sched_comparer_main(void *context);
 /* info.c: the worker thread, without the lock. */
-void self_test_run(struct tv_sched *sched);
+void tv_sched_self_test_run(struct tv_sched *sched);
 /* With the lock: fill the checks; 1 when all hold. */
 #define TV_SCHED_CHECKS 5
-int ready_checks(struct tv_sched *sched, struct tv_ready_check *checks);
+int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks);
 
 /* finish.c: the worker thread, without the lock. Ends the job and completes its calls. */
-void job_succeed(struct tv_sched *sched, struct job *job);
+void tv_sched_job_succeed(struct tv_sched *sched, struct job *job);
 /* Parity: no round to keep. Takes over *body. */
-void job_answer(struct tv_sched *sched, struct job *job, int http_status, const char *content_type,
-                struct tv_buf *body);
+void tv_sched_job_answer(struct tv_sched *sched, struct job *job, int http_status,
+                         const char *content_type, struct tv_buf *body);
 /* Close the job's own context, if it has one. */
-void job_close(struct tv_sched *sched, struct job *job);
+void tv_sched_job_close(struct tv_sched *sched, struct job *job);
 /* An engine call of this job said rc. */
-void job_fail_rc(struct tv_sched *sched, struct job *job, int rc);
-void job_fail(struct tv_sched *sched, struct job *job, enum tv_code code, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+void tv_sched_job_fail_rc(struct tv_sched *sched, struct job *job, int rc);
+void tv_sched_job_fail(struct tv_sched *sched, struct job *job, enum tv_code code,
+                       const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* A job that never left the queue, taken off it; with the lock. Its calls go to *ret_calls. */
-void job_drop(struct tv_sched *sched, struct job *job, enum tv_code code, const char *text,
-              struct tv_call **ret_calls);
+void tv_sched_job_drop(struct tv_sched *sched, struct job *job, enum tv_code code, const char *text,
+                       struct tv_call **ret_calls);
 
 /* rows.c: copy what the answer shows of a round. 0 or -ENOMEM. */
-int blocks_take(struct job *job, const struct tv_tree *tree, const struct tv_round_out *out,
-                int32_t vocab);
-void blocks_finish(struct job_blocks *blocks);
+int tv_sched_blocks_take(struct job *job, const struct tv_tree *tree,
+                         const struct tv_round_out *out, int32_t vocab);
+void tv_sched_blocks_finish(struct job_blocks *blocks);
 
 /* curve.c: measured cost by tree size; with the lock. */
-void curve_add(struct curve_point *points, int32_t nodes, int64_t us);
-int32_t curve_read(const struct curve_point *points, int64_t (*ret_pairs)[2]);
+void tv_sched_curve_add(struct curve_point *points, int32_t nodes, int64_t us);
+int32_t tv_sched_curve_read(const struct curve_point *points, int64_t (*ret_pairs)[2]);
 
 #endif

@@ -8,19 +8,19 @@
 #include "base/clock.h"
 #include "sched/job.h"
 
-void engine_enter(struct tv_sched *sched)
+void tv_sched_engine_enter(struct tv_sched *sched)
 {
-    sched_lock(sched);
+    tv_sched_lock(sched);
     sched->launch_start_us = tv_clock_us();
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
 }
 
-void engine_leave(struct tv_sched *sched, int rc)
+void tv_sched_engine_leave(struct tv_sched *sched, int rc)
 {
-    sched_lock(sched);
+    tv_sched_lock(sched);
     sched->launch_start_us = 0;
     sched->launch_rc = rc;
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
 }
 
 static const struct tv_tree *tree_of(const struct job *job)
@@ -65,15 +65,15 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
 }
 
 /* The oracle thread has its word; the worker goes on from there. */
-void job_judged(void *context, const struct tv_shadow_block *block)
+void tv_sched_job_judged(void *context, const struct tv_shadow_block *block)
 {
     struct job *job = context;
     struct tv_sched *sched = job->sched;
-    sched_lock(sched);
+    tv_sched_lock(sched);
     job->blocks.shadow = *block;
     job->judged = 1;
     (void)pthread_cond_signal(&sched->wake);
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
 }
 
 /* Hand a live round to the oracles. 1: the job waits for the word. */
@@ -107,7 +107,7 @@ static int shadow_submit(struct tv_sched *sched, struct job *job, const struct t
         return 0;
     }
     job->stage = JOB_JUDGED;
-    tv_shadow_submit(sched->shadow, captured, job_judged, job);
+    tv_shadow_submit(sched->shadow, captured, tv_sched_job_judged, job);
     return 1;
 }
 
@@ -132,10 +132,10 @@ static void tree_settle(struct tv_sched *sched, struct job *job, const struct tv
                         struct tv_shadow_round *captured)
 {
     const struct tv_tree *tree = tree_of(job);
-    int rc = blocks_take(job, tree, out, sched->engine->vocab);
+    int rc = tv_sched_blocks_take(job, tree, out, sched->engine->vocab);
     if (rc != 0) {
         abandon(sched, captured);
-        job_fail_rc(sched, job, rc);
+        tv_sched_job_fail_rc(sched, job, rc);
         return;
     }
     job->round.stat_nodes = tree->count;
@@ -148,7 +148,7 @@ static void tree_settle(struct tv_sched *sched, struct job *job, const struct tv
         job->staged = out->accepted_count;
     }
     if (!waits) {
-        job_succeed(sched, job);
+        tv_sched_job_succeed(sched, job);
     }
 }
 
@@ -162,7 +162,7 @@ static void decode_settle(struct tv_sched *sched, struct job *job, const struct 
     }
     if (blocks->new_tokens == NULL) {
         abandon(sched, captured);
-        job_fail_rc(sched, job, -ENOMEM);
+        tv_sched_job_fail_rc(sched, job, -ENOMEM);
         return;
     }
     (void)shadow_submit(sched, job, out, captured); /* decode has no want: nothing to wait for */
@@ -173,7 +173,7 @@ static void decode_settle(struct tv_sched *sched, struct job *job, const struct 
     job->round.new_tokens = blocks->new_tokens;
     job->round.stat_nodes++;
     if (job->end.finish != TV_FINISH_NONE || job->round.new_count == max_tokens) {
-        job_succeed(sched, job);
+        tv_sched_job_succeed(sched, job);
     }
 }
 
@@ -191,10 +191,10 @@ static void round_settle(struct tv_sched *sched, int32_t i, int32_t count)
     if (out->code != TV_OK) {
         abandon(sched, captured);
         job->shortage = out->shortage;
-        job_fail(sched, job, out->code, "%s",
-                 out->detail[0] != '\0' ? out->detail : "the launch failed");
+        tv_sched_job_fail(sched, job, out->code, "%s",
+                          out->detail[0] != '\0' ? out->detail : "the launch failed");
     } else if (job->round.kind == TV_CALL_PARITY) {
-        parity_take(sched, job, out, captured);
+        tv_sched_parity_take(sched, job, out, captured);
     } else if (job->round.kind == TV_CALL_DECODE) {
         decode_settle(sched, job, out, captured);
     } else {
@@ -202,7 +202,7 @@ static void round_settle(struct tv_sched *sched, int32_t i, int32_t count)
     }
 }
 
-void launch_run(struct tv_sched *sched, int32_t count)
+void tv_sched_launch_run(struct tv_sched *sched, int32_t count)
 {
     int32_t rows = 0;
     int64_t start_us = tv_clock_us();
@@ -210,18 +210,18 @@ void launch_run(struct tv_sched *sched, int32_t count)
         round_prepare(sched, i, start_us);
         rows += sched->batch_in[i].tree->count;
     }
-    engine_enter(sched);
+    tv_sched_engine_enter(sched);
     start_us = tv_clock_us();
     int rc = sched->engine->ops->verify(sched->engine, sched->batch_in, count, sched->batch_out);
     int64_t took_us = tv_clock_us() - start_us;
     for (int32_t i = 0; i < count && rc == 0; i++) {
         rc = sched->batch_out[i].code == TV_KERNEL_FAULT ? -EIO : 0;
     }
-    engine_leave(sched, rc);
+    tv_sched_engine_leave(sched, rc);
     if (rc == 0) {
-        sched_lock(sched);
-        curve_add(sched->curve, rows, took_us);
-        sched_unlock(sched);
+        tv_sched_lock(sched);
+        tv_sched_curve_add(sched->curve, rows, took_us);
+        tv_sched_unlock(sched);
     }
     for (int32_t i = 0; i < count; i++) {
         round_settle(sched, i, count);

@@ -15,7 +15,7 @@
 #define SELF_PREFIX 40
 #define SELF_NODES  15
 
-int parity_self_case(struct tv_sched *sched, struct tv_request *request)
+int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request)
 {
     struct tv_problem problem = {0};
     int32_t vocab = sched->engine->vocab, prefix = SELF_PREFIX;
@@ -60,7 +60,7 @@ static int parity_copy(struct tv_sched *sched, struct job *job, const struct tv_
     int32_t prefix_len = session != NULL ? session->len : job->token_count;
     struct job_parity *parity = calloc(1, sizeof *parity);
     job->parity = parity;
-    if (parity == NULL || blocks_take(job, tree, out, sched->engine->vocab) != 0) {
+    if (parity == NULL || tv_sched_blocks_take(job, tree, out, sched->engine->vocab) != 0) {
         return -ENOMEM;
     }
     parity->prefix = copy(prefix, (size_t)prefix_len * sizeof *prefix);
@@ -86,30 +86,30 @@ static void compare(struct tv_sched *sched, struct job *job)
 {
     struct job_parity *parity = job->parity;
     parity->path_rc = tv_shadow_path_compare(sched->shadow, &parity->compared, &parity->report);
-    tv_shadow_submit(sched->shadow, parity->captured, job_judged, job);
+    tv_shadow_submit(sched->shadow, parity->captured, tv_sched_job_judged, job);
 }
 
-void parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
-                 struct tv_shadow_round *captured)
+void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
+                          struct tv_shadow_round *captured)
 {
     /* Weights in a device's own memory are the worker's to copy. */
     const struct tv_kernels *kernels = sched->engine->kernels;
     int on_worker = kernels != NULL && !kernels->host_memory;
     if (sched->shadow == NULL || captured == NULL) {
-        job_fail(sched, job, TV_INTERNAL, "there is no oracle for this engine");
+        tv_sched_job_fail(sched, job, TV_INTERNAL, "there is no oracle for this engine");
         return;
     }
     if (parity_copy(sched, job, out) != 0) {
         tv_shadow_abandon(sched->shadow, captured);
-        job_fail_rc(sched, job, -ENOMEM);
+        tv_sched_job_fail_rc(sched, job, -ENOMEM);
         return;
     }
     /* Not attached: the path oracle draws the walk again, so that the kernel oracle's tokens_equal
      * tells whether the kernel was within its bounds. */
     job->parity->captured = captured;
     job->parity->compared.round = captured;
-    job_close(sched, job); /* its pages are pinned as long as the oracle needs them */
-    sched_lock(sched);
+    tv_sched_job_close(sched, job); /* its pages are pinned as long as the oracle needs them */
+    tv_sched_lock(sched);
     if (job->session != NULL) {
         tv_session_renew(job->session, 0, tv_clock_us());
         tv_session_idle(&sched->table, job->session);
@@ -118,7 +118,7 @@ void parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_
     }
     job->stage = JOB_JUDGED;
     if (on_worker) {
-        sched_unlock(sched);
+        tv_sched_unlock(sched);
         compare(sched, job);
         return;
     }
@@ -128,13 +128,13 @@ void parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_
     }
     *link = job;
     (void)pthread_cond_signal(&sched->compare);
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
 }
 
-void *comparer_main(void *context)
+void *tv_sched_comparer_main(void *context)
 {
     struct tv_sched *sched = context;
-    sched_lock(sched);
+    tv_sched_lock(sched);
     while (!sched->compare_stopping || sched->compare_queue != NULL) {
         struct job *job = sched->compare_queue;
         if (job == NULL) {
@@ -143,26 +143,27 @@ void *comparer_main(void *context)
         }
         struct job_parity *parity = job->parity;
         sched->compare_queue = parity->next;
-        sched_unlock(sched);
+        tv_sched_unlock(sched);
         parity->path_rc = tv_shadow_path_compare(sched->shadow, &parity->compared, &parity->report);
-        tv_shadow_submit(sched->shadow, parity->captured, job_judged, job);
-        sched_lock(sched);
+        tv_shadow_submit(sched->shadow, parity->captured, tv_sched_job_judged, job);
+        tv_sched_lock(sched);
     }
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
     return NULL;
 }
 
-void parity_conclude(struct tv_sched *sched, struct job *job)
+void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job)
 {
     struct tv_parity_report *report = &job->parity->report;
     struct tv_buf body;
     if (job->parity->path_rc != 0) {
-        job_fail(sched, job, TV_INTERNAL, "the path oracle could not run: %s",
-                 strerror(-job->parity->path_rc));
+        tv_sched_job_fail(sched, job, TV_INTERNAL, "the path oracle could not run: %s",
+                          strerror(-job->parity->path_rc));
         return;
     }
     if (!job->blocks.shadow.ran) {
-        job_fail(sched, job, TV_OVERLOADED, "the kernel oracle has no room for this round");
+        tv_sched_job_fail(sched, job, TV_OVERLOADED,
+                          "the kernel oracle has no room for this round");
         return;
     }
     report->kernel = job->blocks.shadow.kernel;
@@ -171,12 +172,12 @@ void parity_conclude(struct tv_sched *sched, struct job *job)
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
     if (report->ok || !job->call->request.strict) {
         tv_encode_parity_report(&body, report);
-        job_answer(sched, job, 200, "application/json", &body);
+        tv_sched_job_answer(sched, job, 200, "application/json", &body);
         return;
     }
     struct tv_problem problem;
     tv_problem_set(&problem, TV_PARITY_MISMATCH, NULL, "fast path and oracle differ");
     tv_encode_problem(&body, &problem, job->call->request_id, report);
-    job_answer(sched, job, tv_code_info(problem.code)->http_status, "application/problem+json",
-               &body);
+    tv_sched_job_answer(sched, job, tv_code_info(problem.code)->http_status,
+                        "application/problem+json", &body);
 }

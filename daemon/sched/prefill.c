@@ -34,7 +34,7 @@ static void end(struct tv_sched *sched, struct job *job, const struct tv_drawn *
         job->round.new_count = 1;
         job->round.new_tokens = &job->end.token;
     }
-    job_succeed(sched, job);
+    tv_sched_job_succeed(sched, job);
 }
 
 static void digest_advance(struct job *job, const int32_t *tokens, int32_t count)
@@ -49,14 +49,14 @@ static void digest_advance(struct job *job, const int32_t *tokens, int32_t count
     }
 }
 
-void prefill_slice(struct tv_sched *sched, struct job *job)
+void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job)
 {
     int draws = job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_EXTEND;
     struct tv_drawn drawn = {0};
     if (job->token_done == 0) {
         int rc = begin(sched, job);
         if (rc != 0) {
-            job_fail_rc(sched, job, rc);
+            tv_sched_job_fail_rc(sched, job, rc);
             return;
         }
     }
@@ -68,14 +68,14 @@ void prefill_slice(struct tv_sched *sched, struct job *job)
         const int32_t *tokens = job->tokens + job->token_done;
         int last = job->token_done + count == job->token_count;
         int64_t start_us = tv_clock_us();
-        engine_enter(sched);
+        tv_sched_engine_enter(sched);
         int rc =
             sched->engine->ops->prefill(sched->engine, job->context, tokens, count,
                                         draws && last ? &job->rule : NULL, &drawn, &job->shortage);
-        engine_leave(sched, rc == -EIO ? rc : 0);
+        tv_sched_engine_leave(sched, rc == -EIO ? rc : 0);
         job->gpu_us += tv_clock_us() - start_us;
         if (rc != 0) {
-            job_fail_rc(sched, job, rc);
+            tv_sched_job_fail_rc(sched, job, rc);
             return;
         }
         digest_advance(job, tokens, count);

@@ -10,7 +10,7 @@
 
 #include "sched/job.h"
 
-void blocks_finish(struct job_blocks *blocks)
+void tv_sched_blocks_finish(struct job_blocks *blocks)
 {
     free(blocks->nodes);
     free(blocks->accepted_tokens);
@@ -157,8 +157,8 @@ static int logits_take(struct job *job, const struct tv_tree *tree, const struct
     return 0;
 }
 
-int blocks_take(struct job *job, const struct tv_tree *tree, const struct tv_round_out *out,
-                int32_t vocab)
+int tv_sched_blocks_take(struct job *job, const struct tv_tree *tree,
+                         const struct tv_round_out *out, int32_t vocab)
 {
     struct job_blocks *blocks = &job->blocks;
     const struct tv_want *want = &job->call->request.want;

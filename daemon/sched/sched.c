@@ -34,30 +34,30 @@ void tv_call_destroy(struct tv_call *call)
 }
 
 /* Neither can fail: an ordinary mutex that outlives every thread. */
-void sched_lock(struct tv_sched *sched)
+void tv_sched_lock(struct tv_sched *sched)
 {
     (void)pthread_mutex_lock(&sched->table.lock);
 }
 
-void sched_unlock(struct tv_sched *sched)
+void tv_sched_unlock(struct tv_sched *sched)
 {
     (void)pthread_mutex_unlock(&sched->table.lock);
 }
 
-void job_list_init(struct job_list *list)
+void tv_sched_job_list_init(struct job_list *list)
 {
     list->first = NULL;
     list->last = &list->first;
 }
 
-void job_list_push(struct job_list *list, struct job *job)
+void tv_sched_job_list_push(struct job_list *list, struct job *job)
 {
     job->next = NULL;
     *list->last = job;
     list->last = &job->next;
 }
 
-void job_list_remove(struct job_list *list, struct job *job)
+void tv_sched_job_list_remove(struct job_list *list, struct job *job)
 {
     struct job **link = &list->first;
     while (*link != job) {
@@ -70,11 +70,11 @@ void job_list_remove(struct job_list *list, struct job *job)
     job->next = NULL;
 }
 
-void reply_set(struct tv_call *call, int http_status, struct tv_buf *body)
+void tv_sched_reply_set(struct tv_call *call, int http_status, struct tv_buf *body)
 {
     if (body->failed != 0) {
         tv_buf_finish(body);
-        reply_refuse(call, TV_INTERNAL, NULL, "the answer could not be written");
+        tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "the answer could not be written");
         return;
     }
     tv_buf_finish(&call->reply.body);
@@ -84,7 +84,7 @@ void reply_set(struct tv_call *call, int http_status, struct tv_buf *body)
     memset(body, 0, sizeof *body);
 }
 
-void reply_replay(struct tv_call *call, const char *body, size_t bytes)
+void tv_sched_reply_replay(struct tv_call *call, const char *body, size_t bytes)
 {
     struct tv_buf copy;
     tv_buf_init(&copy, bytes + 1);
@@ -92,10 +92,11 @@ void reply_replay(struct tv_call *call, const char *body, size_t bytes)
     if (copy.failed == 0) {
         copy.failed = tv_encode_mark_replayed(&copy);
     }
-    reply_set(call, 200, &copy);
+    tv_sched_reply_set(call, 200, &copy);
 }
 
-void reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer, const char *text)
+void tv_sched_reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer,
+                           const char *text)
 {
     struct tv_problem problem;
     tv_problem_set(&problem, code, pointer, "%s", text);
@@ -119,15 +120,15 @@ void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem)
     tv_problem_finish(problem);
 }
 
-void calls_done(struct tv_sched *sched, struct tv_call *calls)
+void tv_sched_calls_done(struct tv_sched *sched, struct tv_call *calls)
 {
     while (calls != NULL) {
         struct tv_call *call = calls;
         calls = call->next;
         call->next = NULL;
-        sched_lock(sched);
+        tv_sched_lock(sched);
         sched->in_flight--;
-        sched_unlock(sched);
+        tv_sched_unlock(sched);
         call->done(call); /* may free the call */
     }
 }
@@ -141,13 +142,13 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_RENEW:
     case TV_CALL_ROUND:
     case TV_CALL_TENSOR:
-        return answer_session(sched, call);
+        return tv_sched_answer_session(sched, call);
     case TV_CALL_PARITY_TOTALS:
     case TV_CALL_PARITY_VIOLATION:
     case TV_CALL_MODEL:
     case TV_CALL_HEALTH:
     case TV_CALL_READY:
-        return answer_info(sched, call);
+        return tv_sched_answer_info(sched, call);
     case TV_CALL_CREATE:
     case TV_CALL_VERIFY:
     case TV_CALL_EXTEND:
@@ -156,7 +157,7 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_PARITY:
         break;
     }
-    return admit(sched, call);
+    return tv_sched_admit(sched, call);
 }
 
 static int unlink_call(struct tv_call **list, const struct tv_call *call)
@@ -185,7 +186,7 @@ void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
 {
     static const char text[] = "the client has gone";
     struct tv_call *calls = NULL;
-    sched_lock(sched);
+    tv_sched_lock(sched);
     /* relaxed: only a hint for who looks at the call; the lists are guarded by the lock */
     atomic_store_explicit(&call->cancelled, 1, memory_order_relaxed);
     if (unlink_attached(sched->queue.first, call) || unlink_attached(sched->running.first, call) ||
@@ -203,29 +204,29 @@ void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
             calls = call;
             call->next = NULL;
         } else if (job != NULL) {
-            job_drop(sched, job, TV_DEADLINE, text, &calls);
+            tv_sched_job_drop(sched, job, TV_DEADLINE, text, &calls);
         }
     }
     if (calls == call) {
-        reply_refuse(call, TV_DEADLINE, NULL, text);
+        tv_sched_reply_refuse(call, TV_DEADLINE, NULL, text);
     }
-    sched_unlock(sched);
-    calls_done(sched, calls);
+    tv_sched_unlock(sched);
+    tv_sched_calls_done(sched, calls);
 }
 
 void tv_sched_drain(struct tv_sched *sched, int draining, int refuse)
 {
-    sched_lock(sched);
+    tv_sched_lock(sched);
     sched->draining = draining;
     sched->refusing = draining && refuse;
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
 }
 
 int32_t tv_sched_in_flight(struct tv_sched *sched)
 {
-    sched_lock(sched);
+    tv_sched_lock(sched);
     int32_t count = sched->in_flight;
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
     return count;
 }
 
@@ -284,12 +285,12 @@ static int conds_make(struct tv_sched *sched)
 static int threads_start(struct tv_sched *sched)
 {
     sched->worker_alive = 1;
-    int rc = pthread_create(&sched->worker, NULL, worker_main, sched);
+    int rc = pthread_create(&sched->worker, NULL, tv_sched_worker_main, sched);
     if (rc != 0) {
         return -rc;
     }
     sched->worker_started = 1;
-    rc = pthread_create(&sched->comparer, NULL, comparer_main, sched);
+    rc = pthread_create(&sched->comparer, NULL, tv_sched_comparer_main, sched);
     sched->comparer_started = rc == 0;
     return -rc;
 }
@@ -306,8 +307,8 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     sched->engine = engine;
     sched->shadow = shadow;
     sched->launch_us_max = TV_SCHED_LAUNCH_US_MAX;
-    job_list_init(&sched->queue);
-    job_list_init(&sched->running);
+    tv_sched_job_list_init(&sched->queue);
+    tv_sched_job_list_init(&sched->running);
     limits_settle(sched);
     struct tv_sessions_params params = {.sessions_max = config->max_sessions,
                                         .page_size = config->page_size,
@@ -356,17 +357,17 @@ void tv_sched_destroy(struct tv_sched *sched)
         return;
     }
     if (sched->worker_started) {
-        sched_lock(sched);
+        tv_sched_lock(sched);
         sched->draining = sched->refusing = sched->stopping = 1;
         (void)pthread_cond_signal(&sched->wake);
-        sched_unlock(sched);
+        tv_sched_unlock(sched);
         (void)pthread_join(sched->worker, NULL); /* ours and joinable */
     }
     if (sched->comparer_started) { /* after the worker: it waits for what it handed over */
-        sched_lock(sched);
+        tv_sched_lock(sched);
         sched->compare_stopping = 1;
         (void)pthread_cond_signal(&sched->compare);
-        sched_unlock(sched);
+        tv_sched_unlock(sched);
         (void)pthread_join(sched->comparer, NULL);
     }
     contexts_close(sched); /* the worker is gone: nobody else calls the engine */

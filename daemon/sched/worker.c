@@ -41,7 +41,7 @@ static int expired_watchers(struct job *jobs, int64_t now_us, struct tv_call **r
             *link = call->next;
             tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
             tv_encode_running(&body, call->request.seq);
-            reply_set(call, 202, &body);
+            tv_sched_reply_set(call, 202, &body);
             call->next = *ret_calls;
             *ret_calls = call;
             count++;
@@ -58,9 +58,9 @@ static void drop_late(struct tv_sched *sched, int64_t now_us, struct tv_call **r
     while (job != NULL) {
         struct job *next = job->next;
         if (sched->stopping) {
-            job_drop(sched, job, TV_DRAINING, "the server is going away", ret_calls);
+            tv_sched_job_drop(sched, job, TV_DRAINING, "the server is going away", ret_calls);
         } else if (now_us >= job->deadline_us) {
-            job_drop(sched, job, TV_DEADLINE, "not started within deadline_ms", ret_calls);
+            tv_sched_job_drop(sched, job, TV_DEADLINE, "not started within deadline_ms", ret_calls);
         } else if (job->deadline_us < *wake_us) {
             *wake_us = job->deadline_us;
         }
@@ -70,11 +70,11 @@ static void drop_late(struct tv_sched *sched, int64_t now_us, struct tv_call **r
 
 static void start(struct tv_sched *sched, struct job *job, enum job_stage stage)
 {
-    job_list_remove(&sched->queue, job);
+    tv_sched_job_list_remove(&sched->queue, job);
     sched->queue_count--;
     job->queued = 0;
     job->stage = stage;
-    job_list_push(&sched->running, job);
+    tv_sched_job_list_push(&sched->running, job);
 }
 
 /* Take sliced calls off the queue while there is room for their progress. */
@@ -143,8 +143,8 @@ static int32_t pick_launch(struct tv_sched *sched)
         pick_queued(sched, &count, &rows);
     }
     for (int32_t i = 0; i < count; i++) { /* the next turn begins with others */
-        job_list_remove(&sched->running, sched->batch[i]);
-        job_list_push(&sched->running, sched->batch[i]);
+        tv_sched_job_list_remove(&sched->running, sched->batch[i]);
+        tv_sched_job_list_push(&sched->running, sched->batch[i]);
     }
     return count;
 }
@@ -153,8 +153,8 @@ static struct job *pick_slice(struct tv_sched *sched)
 {
     for (struct job *job = sched->running.first; job != NULL; job = job->next) {
         if (job->stage == JOB_PREFILL) {
-            job_list_remove(&sched->running, job);
-            job_list_push(&sched->running, job);
+            tv_sched_job_list_remove(&sched->running, job);
+            tv_sched_job_list_push(&sched->running, job);
             return job;
         }
     }
@@ -220,38 +220,38 @@ static void bury(struct tv_sched *sched, struct tv_session *gone)
 
 static void act(struct tv_sched *sched, const struct turn *turn)
 {
-    calls_done(sched, turn->calls);
+    tv_sched_calls_done(sched, turn->calls);
     bury(sched, turn->gone);
     if (turn->deep) {
-        self_test_run(sched);
+        tv_sched_self_test_run(sched);
     }
     if (turn->judged != NULL && turn->judged->round.kind == TV_CALL_PARITY) {
-        parity_conclude(sched, turn->judged);
+        tv_sched_parity_conclude(sched, turn->judged);
     } else if (turn->judged != NULL) {
-        job_succeed(sched, turn->judged);
+        tv_sched_job_succeed(sched, turn->judged);
     }
     if (turn->abort != NULL) {
-        job_fail(sched, turn->abort, TV_DRAINING, "the server is going away");
+        tv_sched_job_fail(sched, turn->abort, TV_DRAINING, "the server is going away");
     }
     if (turn->launch > 0) {
-        launch_run(sched, turn->launch);
+        tv_sched_launch_run(sched, turn->launch);
     }
     if (turn->slice != NULL) {
-        prefill_slice(sched, turn->slice);
+        tv_sched_prefill_slice(sched, turn->slice);
     }
 }
 
-void *worker_main(void *context)
+void *tv_sched_worker_main(void *context)
 {
     struct tv_sched *sched = context;
     struct turn turn;
     int64_t wake_us = 0;
-    sched_lock(sched);
+    tv_sched_lock(sched);
     for (;;) {
         if (plan(sched, &turn, &wake_us)) {
-            sched_unlock(sched);
+            tv_sched_unlock(sched);
             act(sched, &turn);
-            sched_lock(sched);
+            tv_sched_lock(sched);
         } else if (sched->stopping && sched->running.first == NULL) {
             break;
         } else {
@@ -262,6 +262,6 @@ void *worker_main(void *context)
         }
     }
     sched->worker_alive = 0;
-    sched_unlock(sched);
+    tv_sched_unlock(sched);
     return NULL;
 }

@@ -430,9 +430,9 @@ static void later_steps_roll_the_first_ones_back(void **state)
     real_ops = fixture->engine->ops;
     late.prefill = late_prefill;
     late.verify = late_verify;
-    sched_lock(fixture->sched); /* the worker is idle */
+    tv_sched_lock(fixture->sched); /* the worker is idle */
     fixture->engine->ops = &late;
-    sched_unlock(fixture->sched);
+    tv_sched_unlock(fixture->sched);
     steps_left = 2;
     struct tv_call *call =
         ask(fixture, TV_CALL_EXTEND, client.id,
@@ -453,9 +453,9 @@ static void later_steps_roll_the_first_ones_back(void **state)
                "{\"tokens\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20]}");
     assert_refused(call, 500, "numeric-fault");
     call_free(call);
-    sched_lock(fixture->sched);
+    tv_sched_lock(fixture->sched);
     fixture->engine->ops = real_ops;
-    sched_unlock(fixture->sched);
+    tv_sched_unlock(fixture->sched);
     client_check(fixture, &client);
 }
 

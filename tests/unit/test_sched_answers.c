@@ -149,11 +149,11 @@ static void leases_are_renewed_and_end(void **state)
     struct tv_session *session = NULL;
     client_open(fixture, &client, 4, ",\"lease_s\":5");
     expect(fixture, 200, TV_CALL_RENEW, client.id, "{\"lease_s\":50}");
-    sched_lock(fixture->sched);
+    tv_sched_lock(fixture->sched);
     assert_int_equal(tv_sessions_find(&fixture->sched->table, client.id, "", 0, &session), TV_OK);
     assert_int_equal(session->lease_s, 50);
     session->lease_expires_us = 1; /* long ago */
-    sched_unlock(fixture->sched);
+    tv_sched_unlock(fixture->sched);
     struct tv_call *call = ask(fixture, TV_CALL_STATE, client.id, NULL);
     assert_refused(call, 410, "session-expired");
     call_free(call);

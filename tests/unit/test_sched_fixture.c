@@ -368,7 +368,7 @@ void client_check(struct fixture *fixture, const struct client *client)
     assert_int_equal(reply_ints(call, "tail", tail, 4096), client->len);
     assert_memory_equal(tail, client->tokens, (size_t)client->len * sizeof tail[0]);
     call_free(call);
-    sched_lock(fixture->sched); /* nothing runs on it now, so the context may be looked at */
+    tv_sched_lock(fixture->sched); /* nothing runs on it now, so the context may be looked at */
     struct tv_session *session = NULL;
     assert_int_equal(
         tv_sessions_find(&fixture->sched->table, client->id, "", tv_clock_us(), &session), TV_OK);
@@ -382,5 +382,5 @@ void client_check(struct fixture *fixture, const struct client *client)
         }
         assert_memory_equal(&border, &session->borders[i], sizeof border);
     }
-    sched_unlock(fixture->sched);
+    tv_sched_unlock(fixture->sched);
 }

@@ -379,9 +379,9 @@ static void b54_ready_tells_of_a_stuck_worker_and_failed_launches(void **state)
     expect(fixture, 503, TV_CALL_READY, "", NULL);
     struct tv_call *call = running_verify(fixture, &client, 2);
     expect(fixture, 200, TV_CALL_HEALTH, "", NULL);
-    sched_lock(fixture->sched);
+    tv_sched_lock(fixture->sched);
     fixture->sched->launch_us_max = -1; /* any age is too old */
-    sched_unlock(fixture->sched);
+    tv_sched_unlock(fixture->sched);
     struct tv_call *ready = call_make(fixture, TV_CALL_READY, "", NULL);
     ready->request.deep = 1; /* must not wait for a worker that does not answer */
     call_start(fixture, ready);
@@ -389,9 +389,9 @@ static void b54_ready_tells_of_a_stuck_worker_and_failed_launches(void **state)
     assert_reply(call_wait(ready), 503);
     assert_true(reply_mentions(ready, "\"name\":\"worker\",\"ok\":false"));
     call_free(ready);
-    sched_lock(fixture->sched);
+    tv_sched_lock(fixture->sched);
     fixture->sched->launch_us_max = TV_SCHED_LAUNCH_US_MAX;
-    sched_unlock(fixture->sched);
+    tv_sched_unlock(fixture->sched);
     release(fixture, call, 200);
     expect(fixture, 200, TV_CALL_READY, "", NULL);
 }
@@ -412,9 +412,9 @@ static void deep_readiness_repeats_the_self_test(void **state)
     assert_int_equal(deep(fixture), 200);
     tv_fixed_engine_break(fixture->engine, 1);
     assert_int_equal(deep(fixture), 200); /* once a second: the last result */
-    sched_lock(fixture->sched);
+    tv_sched_lock(fixture->sched);
     fixture->sched->self_test_us = 1; /* long ago */
-    sched_unlock(fixture->sched);
+    tv_sched_unlock(fixture->sched);
     assert_int_equal(deep(fixture), 503);
     expect(fixture, 503, TV_CALL_READY, "", NULL);
 }
