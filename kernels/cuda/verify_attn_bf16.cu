@@ -329,10 +329,7 @@ TV_DEVICE void score_publish(const struct layout &l, int32_t m, int32_t lane,
     if (lane == 0) {
         l.fixed->moved[m] = moved;
     }
-    __syncwarp();
-    if (lane == 0) {
-        ptx_mbarrier_arrive(ptx_shared(&l.fixed->p_full));
-    }
+    ptx_mbarrier_arrive(ptx_shared(&l.fixed->p_full));
 }
 
 /* Write lse, or its partial, of this warp's rows, and 1 / sum for the value warps. */
@@ -396,7 +393,7 @@ TV_DEVICE void score_warp(const struct tv_flash_params &p, const struct flash_bl
         score_publish(l, m, lane, s, alpha, moved);
     }
     score_finish(p, b, l, m, lane, &state);
-    ptx_barrier_arrive(BARRIER_END, everyone);
+    ptx_barrier_sync(BARRIER_END, everyone);
 }
 
 /* O *= alpha in the m-tiles whose reference moved: the first tile, and almost never again. */
@@ -523,7 +520,6 @@ TV_DEVICE void value_pair(float (&o)[MT][8][4], const struct flash_block &b, con
         value_load(v, v_lane + TILE_BYTES);
         value_product<MT>(o, v, p_lane + M_TILES_MAX * FRAGMENT);
     }
-    __syncwarp();
 }
 
 template <int MT, int PAIRS>
@@ -549,9 +545,7 @@ TV_DEVICE void value_warp(const struct tv_flash_params &p, const CUtensorMap *ma
         int32_t place = pair_place<PAIRS>(i);
         ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_full[place]), pair_parity<PAIRS>(i));
         value_pair<MT>(o, b, l, place, i, i + 1 == pairs, v_lane + place * PAIR_BYTES, warp, lane);
-        if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared(&l.fixed->kv_empty[place]));
-        }
+        ptx_mbarrier_arrive(ptx_shared(&l.fixed->kv_empty[place]));
         /* The place is refilled at once: the score warps are at the next pair by now, and what is
          * fetched here is what they need after that. */
         if (warp == 0 && i + PAIRS < pairs) {
@@ -581,9 +575,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         flash_block_init(&l.fixed->block, p);
         for (int i = 0; i < PAIRS; i++) {
             ptx_mbarrier_init(ptx_shared(&l.fixed->kv_full[i]), 1);
-            ptx_mbarrier_init(ptx_shared(&l.fixed->kv_empty[i]), VALUE_WARPS);
+            ptx_mbarrier_init(ptx_shared(&l.fixed->kv_empty[i]), VALUE_WARPS * 32);
         }
-        ptx_mbarrier_init(ptx_shared(&l.fixed->p_full), (uint32_t)max(b.m_tiles, 1));
+        ptx_mbarrier_init(ptx_shared(&l.fixed->p_full), (uint32_t)max(b.m_tiles, 1) * 32);
         for (int m = b.m_tiles; m < M_TILES_MAX; m++) {
             l.fixed->moved[m] = 0;
         }
