@@ -364,6 +364,55 @@ static void planted_faults_are_found(void **state)
     bench_close(&bench);
 }
 
+/* A kernel reproducer is a bundle that test_verify_attn replays: both kernels are right on it. */
+static void reproducer_replays(void **state)
+{
+    (void)state;
+    static const char *const modes[] = {"", "--flash"};
+    const char *program = getenv("TV_VERIFY_ATTN");
+    struct bench bench;
+    if (program == NULL || access(program, X_OK) != 0) {
+        skip();
+    }
+    bench_open(&bench, "v3", 16, 0.0, QUEUE_BYTES, 1);
+    (void)judged(&bench, FAULT_OUTPUT, 0);
+    for (int m = 0; m < 2; m++) {
+        char command[4600];
+        (void)snprintf(command, sizeof command, "'%s' '%s/violation-00000001.kdtr' %s", program,
+                       bench.dir, modes[m]);
+        assert_int_equal(system(command), 0);
+    }
+    bench_close(&bench);
+}
+
+/* POST /v1/parity on the bundled model: 33 nodes behind a prefix of 200 bytes take below 3 s. */
+static void path_oracle_is_quick_enough(void **state)
+{
+    (void)state;
+    struct bench bench;
+    struct tv_parity_report report = {0};
+    struct tv_round_out out;
+    struct tv_test_random random = {.state = 5};
+    int32_t prefix[200];
+    bench_open(&bench, "kjv-mla-8m", 64, 0.0, QUEUE_BYTES, 0);
+    struct tv_engine *engine = bench.fixture.engine;
+    struct tv_context *context = tv_test_context(engine);
+    for (int32_t i = 0; i < 200; i++) {
+        prefix[i] = tv_test_random_below(&random, 256);
+    }
+    (void)tv_test_prefill(engine, context, prefix, 200, NULL);
+    tv_test_verify(engine, context, &bench.tree, &bench.rule, 0, &out);
+    struct tv_parity_case parity_case = case_of(&bench, &out, NULL);
+    parity_case.prefix = prefix;
+    parity_case.prefix_len = 200;
+    assert_int_equal(tv_shadow_path_compare(bench.shadow, &parity_case, &report), 0);
+    assert_int_equal(report.ok, 1);
+    print_message("prefix 200, 33 nodes: %lld ms, logits %.2e (bound %.1e)\n",
+                  (long long)report.took_ms, report.logit_max_abs, report.bound_logit_abs);
+    engine->ops->context_close(engine, context);
+    bench_close(&bench);
+}
+
 /* A wrong token behind right kernels: the redraw finds it; the path oracle finds it on demand. */
 static void wrong_tokens_are_found(void **state)
 {
@@ -649,7 +698,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(right_rounds_are_exact),
         cmocka_unit_test(path_oracle_meets_the_references),
+        cmocka_unit_test(path_oracle_is_quick_enough),
         cmocka_unit_test(planted_faults_are_found),
+        cmocka_unit_test(reproducer_replays),
         cmocka_unit_test(wrong_tokens_are_found),
         cmocka_unit_test(wrong_kv_rows_are_found),
         cmocka_unit_test(sampling_queue_and_totals),
