@@ -63,6 +63,8 @@ def check_sequence(report, client, label, refs):
 
 
 def check_trees(report, client, label, refs):
+    if "tree_prefix" not in refs:
+        return
     prefix = refs["tree_prefix"]
     for kind in ("random", "chain", "star"):
         if f"tree_{kind}_tokens" not in refs:
@@ -126,7 +128,7 @@ def main():
         refs = safetensors.load(os.path.join(folder, "refs.safetensors"))
         for page in args.page_sizes.split(","):
             label = f"{name} page {page}"
-            options = ["--page-size", page, "--backend", args.backend, "--poison", "on"]
+            options = ["--page-size", page, "--backend", args.backend, "--poison"]
             with Daemon(args.program, folder, *options) as daemon:
                 client = daemon.client()
                 check_sequence(report, client, label, refs)
