@@ -66,6 +66,13 @@ int main(int argc, char **argv)
         tv_test_backend_open("ref", NULL, &c.ref) != 0) {
         return strcmp(backend, "cuda") == 0 ? 77 : 2;
     }
+    if (strcmp(backend, "cpu") == 0) {
+        struct tv_kernels_options others = options;
+        others.threads = options.threads == 1 ? 3 : 1;
+        if (tv_test_backend_open("cpu", &others, &c.other) != 0) {
+            return 2;
+        }
+    }
     printf("backend %s (%s), seed %llu\n", c.k->name, c.k->variant, (unsigned long long)c.seed);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0] && !bench; i++) {
         if (only && strcmp(only, parts[i].name) != 0) {
@@ -82,6 +89,9 @@ int main(int argc, char **argv)
     }
     if (bench) {
         check_bench(&c);
+    }
+    if (c.other) {
+        c.other->destroy(c.other);
     }
     c.k->destroy(c.k);
     c.ref->destroy(c.ref);

@@ -110,6 +110,14 @@ static void linear_rows_independent(struct check *c, enum tv_dtype dtype, int32_
     a.y = d_y;
     (void)check_ok(c, c->k->linear(c->k, &a), "linear");
     check_download(c, all, d_y, (size_t)ROWS * (size_t)n * sizeof(float));
+    float *again = check_host(c, (size_t)ROWS * (size_t)n * sizeof(float));
+    /* poison, so that a row that is not written cannot pass for an equal one */
+    (void)c->k->fill(c->k, d_y, 0xff, (size_t)ROWS * (size_t)n * sizeof(float));
+    if (c->other && check_ok(c, c->other->linear(c->other, &a), "linear")) {
+        check_download(c, again, d_y, (size_t)ROWS * (size_t)n * sizeof(float));
+        check_same(c, again, all, (size_t)ROWS * (size_t)n * sizeof(float),
+                   "linear with another thread count");
+    }
     for (int32_t count = 1; count <= 9; count++) {
         for (int32_t row = 0; row + count <= ROWS; row += 11) {
             a.rows = count;

@@ -174,6 +174,14 @@ static void one_experts(struct check *c, enum tv_dtype dtype)
         (void)c->ref->experts(c->ref, &r);
         check_download(c, y, d_y, (size_t)size * sizeof(float));
         check_near(c, y, expected, size, 2e-6, 2e-6, "experts");
+        if (c->other) {
+            float *again = check_host(c, (size_t)size * sizeof(float));
+            (void)c->k->upload(c->k, d_y, one, (size_t)size * sizeof(float));
+            (void)check_ok(c, c->other->experts(c->other, &a), "experts");
+            check_download(c, again, d_y, (size_t)size * sizeof(float));
+            check_same(c, again, y, (size_t)size * sizeof(float),
+                       "experts with another thread count");
+        }
         /* The last row alone has the bits it had among the others. */
         int64_t last = a.rows - 1;
         (void)c->k->upload(c->k, d_y, one + last * a.hidden, (size_t)a.hidden * sizeof(float));

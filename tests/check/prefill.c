@@ -61,7 +61,7 @@ static void run(struct check *c, struct tv_kernels *k, const struct problem *p, 
     size_t up_v = (size_t)a.heads * (size_t)a.v_dim * (size_t)a.latent_dim;
     size_t q_row = (size_t)a.heads * (size_t)(a.nope_dim + a.rope_dim);
     size_t out_row = (size_t)a.heads * (size_t)a.v_dim;
-    int on_device = k == c->k;
+    int on_device = k != c->ref;
     a.rows = rows;
     a.start = start;
     a.page_size = page_size;
@@ -103,6 +103,11 @@ static void one(struct check *c, enum tv_dtype w_dtype, enum tv_dtype kv_dtype)
     }
     run(c, c->k, &p, cut, p.tokens - cut, 128, parts);
     check_same(c, parts, whole, bytes, "prefill_attn in two chunks");
+    if (c->other) {
+        memset(parts, 0, bytes);
+        run(c, c->other, &p, 0, p.tokens, 32, parts);
+        check_same(c, parts, whole, bytes, "prefill_attn with another thread count");
+    }
     check_release(c);
 }
 

@@ -91,12 +91,12 @@ static void tree_sizes(struct check *c)
     }
 }
 
-static void same_bits(struct check *c, const struct attn_problem *p,
+static void same_bits(struct check *c, struct tv_kernels *k, const struct attn_problem *p,
                       const struct attn_layout *layout, const struct attn_result *expected,
                       const char *what)
 {
     struct attn_result result;
-    if (attn_run(c, c->k, p, layout, &result) == 0) {
+    if (attn_run(c, k, p, layout, &result) == 0) {
         check_same(c, result.out, expected->out, (size_t)attn_out_count(p) * sizeof(float), what);
         check_same(c, result.lse, expected->lse, (size_t)attn_lse_count(p) * sizeof(float), what);
     }
@@ -115,8 +115,11 @@ static void layouts(struct check *c, enum tv_dtype dtype)
     for (int32_t page_size = 16; page_size <= 128; page_size *= 2) {
         for (int32_t way = 0; way < 4; way++) {
             struct attn_layout layout = {page_size, way & 1, way >> 1, 0, 0, 0};
-            same_bits(c, &p, &layout, &expected, "page size, page order, packing");
+            same_bits(c, c->k, &p, &layout, &expected, "page size, page order, packing");
         }
+    }
+    if (c->other) {
+        same_bits(c, c->other, &p, &plain, &expected, "another thread count");
     }
     check_release(c);
 }
@@ -214,7 +217,7 @@ static void splits(struct check *c)
                 break;
             }
             for (int32_t repeat = 0; repeat < 2 * c->scale; repeat++) {
-                same_bits(c, &p, &layout, &first, "forced splits repeated (B26)");
+                same_bits(c, c->k, &p, &layout, &first, "forced splits repeated (B26)");
             }
         }
         check_release(c);
