@@ -13,7 +13,7 @@ import os
 
 import torch
 
-ABI = 1
+ABI = 2
 F32, BF16 = 0, 1
 LATENT, ROPE = 512, 64
 
@@ -36,10 +36,11 @@ class VerifyAttn(ctypes.Structure):
     ]
 
 
-SLOTS = ["alloc", "free", "upload", "download", "fill", "sync", "embed", "rmsnorm", "linear",
-         "rope", "latent_write", "swiglu", "router", "experts", "experts_workspace", "verify_attn",
-         "verify_attn_workspace", "verify_attn_naive", "verify_attn_naive_workspace",
-         "prefill_attn", "prefill_attn_workspace", "kv_move", "draw", "draw_workspace", "topk",
+SLOTS = ["alloc", "free", "upload", "download", "fill", "sync", "embed", "rmsnorm",
+         "linear", "rope", "latent_write", "swiglu", "to_bf16", "router", "experts",
+         "experts_workspace", "verify_attn", "verify_attn_workspace",
+         "verify_attn_naive", "verify_attn_naive_workspace", "prefill_attn",
+         "prefill_attn_workspace", "kv_move", "draw", "draw_workspace", "topk",
          "destroy"]
 
 
