@@ -201,6 +201,9 @@ void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
         if (job != NULL && job->twins != NULL) { /* somebody else still wants this round */
             job->call = job->twins;
             job->twins = job->twins->next;
+            if (!job->owns_tokens) { /* they were the call's; the other's are equal */
+                job->tokens = job->call->request.tokens;
+            }
             calls = call;
             call->next = NULL;
         } else if (job != NULL) {
@@ -357,10 +360,16 @@ void tv_sched_destroy(struct tv_sched *sched)
         return;
     }
     if (sched->worker_started) {
+        struct tv_call *calls = NULL;
         tv_sched_lock(sched);
         sched->draining = sched->refusing = sched->stopping = 1;
+        while (sched->queue.first != NULL) { /* the worker may be in a long launch */
+            tv_sched_job_drop(sched, sched->queue.first, TV_DRAINING, "the server is going away",
+                              &calls);
+        }
         (void)pthread_cond_signal(&sched->wake);
         tv_sched_unlock(sched);
+        tv_sched_calls_done(sched, calls);
         (void)pthread_join(sched->worker, NULL); /* ours and joinable */
     }
     if (sched->comparer_started) { /* after the worker: it waits for what it handed over */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -210,6 +211,42 @@ static void b47_the_round_goes_on_for_who_joined(void **state)
     assert_reply(call_wait(twin), 200);
     assert_int_equal(reply_flag(twin, "replayed"), 0);
     call_free(twin);
+}
+
+/* The tokens of an extension are the call's; the round goes on with those of who joined. */
+static void b47_an_extension_goes_on_without_who_asked_first(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client running, queued;
+    struct tv_call *calls[2];
+    client_open(fixture, &running, 5, "");
+    client_open(fixture, &queued, 4, "");
+    struct tv_call *first = running_verify(fixture, &running, 1);
+    for (int i = 0; i < 2; i++) {
+        calls[i] = call_make(fixture, TV_CALL_EXTEND, queued.id,
+                             "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":4,"
+                             "\"tokens\":[21,22,23,24,25,26,27,28]}",
+                             queued.epoch);
+        call_start(fixture, calls[i]);
+    }
+    tv_sched_cancel(fixture->sched, calls[0]);
+    (void)call_wait(calls[0]);
+    call_free(calls[0]); /* and its tokens */
+    release(fixture, first, 200);
+    assert_reply(call_wait(calls[1]), 200);
+    struct tv_call *answer = ask(fixture, TV_CALL_STATE, queued.id, NULL);
+    struct tv_digest digest = queued.digest;
+    char text[64], want[33];
+    for (int32_t token = 21; token <= 28; token++) {
+        tv_digest_push(&digest, token);
+    }
+    for (int i = 0; i < 16; i++) {
+        (void)snprintf(want + 2 * i, 3, "%02x", digest.bytes[i]);
+    }
+    reply_text(answer, "digest", text, sizeof text);
+    assert_string_equal(text, want);
+    call_free(answer);
+    call_free(calls[1]);
 }
 
 static void b53_overload_is_refused_at_once(void **state)
@@ -460,6 +497,41 @@ static void destroy_completes_everything(void **state)
     }
 }
 
+static void *destroy_main(void *context)
+{
+    tv_sched_destroy(context);
+    return NULL;
+}
+
+/* A stop does not leave waiting calls without an answer until the running launch is over. */
+static void b65_destroy_refuses_what_waits_while_a_round_runs(void **state)
+{
+    struct fixture fixture;
+    struct client clients[2];
+    pthread_t thread;
+    (void)state;
+    fixture_start(&fixture);
+    client_open(&fixture, &clients[0], 5, "");
+    client_open(&fixture, &clients[1], 6, "");
+    struct tv_call *running = running_verify(&fixture, &clients[0], 3);
+    struct tv_call *waiting = start_chain(&fixture, &clients[1], 2);
+    assert_int_equal(pthread_create(&thread, NULL, destroy_main, fixture.sched), 0);
+    int64_t end_us = tv_clock_us() + 5000000;
+    while (!call_is_done(waiting) && tv_clock_us() < end_us) {
+        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    int was_done = call_is_done(waiting);
+    tv_fixed_engine_hold(fixture.engine, 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(was_done);
+    assert_refused(waiting, 503, "draining");
+    assert_reply(call_wait(running), 200);
+    call_free(waiting);
+    call_free(running);
+    assert_int_equal(tv_fixed_engine_contexts(fixture.engine), 0);
+    fixture.engine->ops->destroy(fixture.engine);
+}
+
 /* One of many clients: rounds of its own, retries of them, and readings of its state. */
 struct load {
     struct fixture *fixture;
@@ -524,6 +596,7 @@ int main(void)
         CASE(small_rounds_get_between_slices),
         CASE(b47_a_queued_call_is_dropped_a_running_one_stored),
         CASE(b47_the_round_goes_on_for_who_joined),
+        CASE(b47_an_extension_goes_on_without_who_asked_first),
         CASE(b53_overload_is_refused_at_once),
         CASE(a_late_call_is_not_launched),
         CASE(delete_lets_the_running_round_finish),
@@ -533,6 +606,7 @@ int main(void)
         CASE(deep_readiness_repeats_the_self_test),
         CASE(model_shows_the_measured_curve),
         cmocka_unit_test(destroy_completes_everything),
+        cmocka_unit_test(b65_destroy_refuses_what_waits_while_a_round_runs),
         CASE(eight_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
