@@ -6,6 +6,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +31,13 @@ void tv_sched_job_destroy(struct job *job)
     free(job);
 }
 
+/* A top_p above 0 stays above 0, so that what the decoder took is not refused later. */
+static float share_narrow(double share)
+{
+    float narrow = (float)share;
+    return narrow > 0.0f ? narrow : FLT_MIN;
+}
+
 /* The rule of a session's rounds, or of one verify that names another. */
 static void rule_settle(struct tv_round_rule *rule, const struct tv_sampling_state *sampling,
                         int32_t max_len)
@@ -37,7 +45,7 @@ static void rule_settle(struct tv_round_rule *rule, const struct tv_sampling_sta
     *rule = (struct tv_round_rule){
         .rule = sampling->rule,
         .sampling = {.temperature = (float)sampling->temperature,
-                     .top_p = (float)sampling->top_p,
+                     .top_p = share_narrow(sampling->top_p),
                      .min_p = (float)sampling->min_p,
                      .top_k = sampling->top_k,
                      .seed = sampling->seed},
@@ -140,16 +148,16 @@ static int check_create(struct tv_sched *sched, struct job *job, struct tv_probl
     if (request->max_len > 0 && request->max_len < max_len) {
         max_len = request->max_len;
     }
-    if (request->token_count >= max_len) {
-        tv_problem_set(problem, TV_CONTEXT_FULL, "/tokens",
-                       "%d tokens and the next, but the limit is %d", request->token_count,
-                       max_len);
-        return -EINVAL;
-    }
     if (request->has_expected_digest &&
         memcmp(request->expected_digest, job->digest.bytes, sizeof job->digest.bytes) != 0) {
         tv_problem_set(problem, TV_DIGEST_MISMATCH, "/expected_digest",
                        "the tokens have another digest");
+        return -EINVAL;
+    }
+    if (request->token_count >= max_len) {
+        tv_problem_set(problem, TV_CONTEXT_FULL, "/tokens",
+                       "%d tokens and the next, but the limit is %d", request->token_count,
+                       max_len);
         return -EINVAL;
     }
     if (sched->table.count >= sched->config->max_sessions) {

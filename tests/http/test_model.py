@@ -26,6 +26,9 @@ class ModelTest(unittest.TestCase):
                 self.assertEqual(answer.status, 200)
                 state.update(answer.json)
             self.assertTrue(caller.call("POST", "/v1/parity", {}).json["ok"])
+            for share in (1e-300, 1e-9, 1):  # the smallest is 0 as a 32-bit number
+                state = caller.session(sampling={"top_p": share})
+                self.assertEqual(caller.call("POST", verify_path(state), round_body(state)).status, 200)
             caller.close()
 
 

@@ -59,6 +59,10 @@ static void create_checks_the_prompts_digest(void **state)
         ask(fixture, TV_CALL_CREATE, "", "{\"tokens\":[1,3],\"expected_digest\":\"%s\"}", digest);
     assert_refused(call, 409, "digest-mismatch");
     call_free(call);
+    call = ask(fixture, TV_CALL_CREATE, "", /* the digest comes before the room */
+               "{\"tokens\":[1,3],\"expected_digest\":\"%s\",\"stop\":{\"max_len\":2}}", digest);
+    assert_refused(call, 409, "digest-mismatch");
+    call_free(call);
 }
 
 static void verify_commits_the_accepted_path(void **state)
