@@ -84,6 +84,16 @@ class ContractTest(unittest.TestCase):
         answer = self.work.call("POST", "/v1/verify", body)
         self.assertEqual(answer.json["new_tokens"], [31, 38])
 
+    def test_digest_of_a_prompt(self):
+        body = {"tokens": [1, 2, 3], "expected_digest": "0" * 32}
+        answer = self.work.call("POST", "/v1/sessions", body)
+        self.refused(answer, 409, "digest-mismatch")
+        self.assertNotIn("session_state", answer.json)
+        state = self.work.session()
+        answer = self.work.call("POST", verify_path(state), round_body(state, expected_digest="0" * 32))
+        self.refused(answer, 409, "digest-mismatch")
+        self.assertIn("session_state", answer.json)
+
     def test_no_route(self):
         for path in ("/", "/v1", "/v1/sessions/", "/metrics", "/v1/verify:batch", "/healthz/", "/%68ealthz"):
             self.refused(self.work.call("GET", path), 404, "not-found")

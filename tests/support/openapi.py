@@ -4,7 +4,8 @@
     contract.answer("POST", "/v1/sessions/s_…/verify?x=1", 200, headers, body_bytes)   # raises Mismatch
 
 Answers are checked for: documented path, method and status; media type; body against its schema; the
-headers that the answer must have. Refused bodies of POST are checked through Contract.accepts.
+headers that the answer must have. An answer to HEAD is that to GET without its body. Refused bodies of
+POST are checked through Contract.accepts.
 """
 
 import json
@@ -102,6 +103,7 @@ class Contract:
 
     def response(self, method, url, status):
         item = self.item(url)
+        method = "GET" if method == "HEAD" else method
         if item is None or method.lower() not in item:
             if status in (404, 405):
                 return self.document["components"]["responses"]["Problem"]
@@ -125,14 +127,18 @@ class Contract:
             if value is not None and self.errors(header["schema"], value):
                 raise Mismatch(f"{where}: header {name}: {value!r}")
         if "content" not in response:
-            if body:
+            if body or headers.get("content-type"):
                 raise Mismatch(f"{where}: a body of {len(body)} bytes where none is documented")
             return None
         media = headers.get("content-type", "").split(";")[0].strip()
         if media not in response["content"]:
             raise Mismatch(f"{where}: media type {media!r}, not {list(response['content'])}")
+        if method == "HEAD":
+            if body:
+                raise Mismatch(f"{where}: an answer to HEAD has a body")
+            return None
         schema = response["content"][media].get("schema")
-        if schema is None:
+        if schema is None or not media.endswith("json"):
             return body
         try:
             value = strict_json(body)
@@ -151,7 +157,11 @@ class Contract:
             raise Mismatch(f"{where}: status {value['status']}, code {value['code']}")
         if value["type"] != "urn:treeverify:error:" + value["code"]:
             raise Mismatch(f"{where}: type {value['type']}")
-        if status in (429, 503) and "retry-after" not in headers:
+        if "x-request-id" in headers and value["instance"] != headers["x-request-id"]:
+            raise Mismatch(f"{where}: instance is not the request id")
+        if value["code"] == "digest-mismatch" and "/sessions/" in where and "session_state" not in value:
+            raise Mismatch(f"{where}: no session_state")
+        if status in (429, 503) and not headers.get("retry-after", "").isdigit():
             raise Mismatch(f"{where}: no Retry-After")
-        if status == 405 and "allow" not in headers:
+        if status == 405 and not headers.get("allow"):
             raise Mismatch(f"{where}: no Allow")
