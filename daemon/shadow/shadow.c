@@ -258,8 +258,13 @@ static void *thread_main(void *context)
         if (shadow->first == NULL) {
             shadow->last = NULL;
         }
+        int dropped = shadow->stopping && round->done == NULL; /* a stop must not wait for them */
         pthread_mutex_unlock(&shadow->lock);
-        round_run(shadow, round);
+        if (dropped) {
+            tv_shadow_abandon(shadow, round);
+        } else {
+            round_run(shadow, round);
+        }
         pthread_mutex_lock(&shadow->lock);
     }
     pthread_mutex_unlock(&shadow->lock);

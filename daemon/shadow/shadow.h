@@ -31,7 +31,8 @@ struct tv_shadow_params {
 /* model and cache may be NULL (engine without them): every round is then skipped. */
 int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_model *model,
                      struct tv_cache *cache, struct tv_shadow **ret_shadow);
-void tv_shadow_destroy(struct tv_shadow *shadow); /* finishes what is queued first */
+/* Judges queued rounds that somebody waits for first; the others are skipped. */
+void tv_shadow_destroy(struct tv_shadow *shadow);
 
 /* Worker thread. Decide whether this round is judged (always when forced); NULL: it is not. */
 struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, int forced);

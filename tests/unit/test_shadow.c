@@ -22,6 +22,7 @@
 #include <cmocka.h>
 
 #include "engine_fixture.h"
+#include "shadow/round.h"
 #include "shadow/shadow.h"
 #include "verify/engine.h"
 
@@ -693,6 +694,45 @@ static void sampled_path_rounds(void **state)
     bench_close(&bench);
 }
 
+/* Called on the oracle's thread, which goes on once the stop has begun. */
+static void hold_until_stop(void *context, const struct tv_shadow_block *block)
+{
+    struct tv_shadow *shadow = context;
+    int stopping = 0;
+    (void)block;
+    while (!stopping) {
+        (void)pthread_mutex_lock(&shadow->lock);
+        stopping = shadow->stopping;
+        (void)pthread_mutex_unlock(&shadow->lock);
+        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
+
+/* What waits when the daemon stops is dropped: with every round judged it took minutes. */
+static void stop_does_not_judge_what_waits(void **state)
+{
+    (void)state;
+    struct bench bench;
+    struct tv_cache_counts before, after;
+    bench_open(&bench, "v3", 16, 1.0, QUEUE_BYTES, 1);
+    tv_cache_counts(bench.fixture.base.cache, &before);
+    for (int i = 0; i < 2; i++) { /* the second would leave a reproducer */
+        struct planted planted = {.fault = i == 1 ? FAULT_OUTPUT : FAULT_NONE, .layer = 1};
+        struct tv_round_out out;
+        planted.round = tv_shadow_begin(bench.shadow, 1);
+        assert_non_null(planted.round);
+        round_run(&bench, &planted, &out);
+        tv_shadow_submit(bench.shadow, planted.round, i == 0 ? hold_until_stop : NULL,
+                         bench.shadow);
+    }
+    tv_shadow_destroy(bench.shadow);
+    bench.shadow = NULL;
+    tv_cache_counts(bench.fixture.base.cache, &after);
+    assert_true(before.free == after.free && after.shared == 0);
+    assert_int_equal(rmdir(bench.dir), 0); /* empty */
+    bench_close(&bench);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -708,6 +748,7 @@ int main(void)
         cmocka_unit_test(newest_reproducers_are_kept),
         cmocka_unit_test(full_disk_is_harmless),
         cmocka_unit_test(sampled_path_rounds),
+        cmocka_unit_test(stop_does_not_judge_what_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
