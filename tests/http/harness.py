@@ -5,6 +5,7 @@ The program's path comes from TREEVERIFYD_FIXED, the size of the loops from TV_T
 
 import json
 import os
+import re
 import select
 import socket
 import subprocess
@@ -15,10 +16,21 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "support"))
-from contract import Contract  # noqa: E402
 from daemon import Daemon  # noqa: E402
+from openapi import Contract, Mismatch  # noqa: E402
 
-CONTRACT = Contract()
+
+class SocketContract(Contract):
+    """Answers as they came from a socket: these have every header, the request's id included."""
+
+    def check(self, method, target, status, headers, body):
+        request_id = headers.get("x-request-id", "")
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", request_id):
+            raise Mismatch(f"{method} {target[:100]}: {status}: X-Request-Id is {request_id!r}")
+        return self.answer(method, target, status, headers, body)
+
+
+CONTRACT = SocketContract(os.path.join(HERE, "..", "..", "proto", "openapi.yaml"))
 PROGRAM = os.environ.get("TREEVERIFYD_FIXED", "")
 SCALE = int(os.environ.get("TV_TEST_SCALE", "0"))
 

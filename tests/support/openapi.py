@@ -105,7 +105,7 @@ class Contract:
         item = self.item(url)
         method = "GET" if method == "HEAD" else method
         if item is None or method.lower() not in item:
-            if status in (404, 405):
+            if status in (400, 404, 405):
                 return self.document["components"]["responses"]["Problem"]
             raise Mismatch(f"{method} {url}: {status} on an undocumented route")
         responses = item[method.lower()]["responses"]
