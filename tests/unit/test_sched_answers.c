@@ -1,6 +1,6 @@
 /*
  * test_sched_answers.c - what a session shows and who may see it: tensors, inline rows, one-shot
- * calls, ownership, the cap on sessions, leases.
+ * calls, ownership, the cap on sessions, leases, an extension whose caller leaves.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -166,9 +166,48 @@ static void leases_are_renewed_and_end(void **state)
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
+/* The tokens of an extension are the call's; the round goes on with those of who joined. */
+static void b47_an_extension_goes_on_without_who_asked_first(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client running, queued;
+    struct tv_call *calls[2];
+    char body[2048];
+    client_open(fixture, &running, 5, "");
+    client_open(fixture, &queued, 4, "");
+    tv_fixed_engine_hold(fixture->engine, 1);
+    struct tv_call *first = call_make(fixture, TV_CALL_VERIFY, running.id, "%s",
+                                      client_chain(fixture, &running, 1, body, sizeof body));
+    call_start(fixture, first);
+    tv_fixed_engine_await_held(fixture->engine);
+    for (int i = 0; i < 2; i++) {
+        calls[i] = call_make(fixture, TV_CALL_EXTEND, queued.id,
+                             "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":4,"
+                             "\"tokens\":[21,22,23,24,25,26,27,28]}",
+                             queued.epoch);
+        call_start(fixture, calls[i]);
+    }
+    tv_sched_cancel(fixture->sched, calls[0]);
+    (void)call_wait(calls[0]);
+    call_free(calls[0]); /* and its tokens */
+    tv_fixed_engine_hold(fixture->engine, 0);
+    assert_reply(call_wait(first), 200);
+    call_free(first);
+    assert_reply(call_wait(calls[1]), 200);
+    for (int32_t token = 21; token <= 28; token++) {
+        queued.tokens[queued.len++] = token;
+        tv_digest_push(&queued.digest, token);
+    }
+    queued.pending = (int32_t)reply_int(calls[1], "pending");
+    queued.seq++;
+    client_check(fixture, &queued);
+    call_free(calls[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        CASE(b47_an_extension_goes_on_without_who_asked_first),
         CASE(tensor_serves_the_last_rounds_rows),
         CASE(inline_logits_and_rules),
         CASE(oneshot_leaves_nothing),

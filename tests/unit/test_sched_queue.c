@@ -213,42 +213,6 @@ static void b47_the_round_goes_on_for_who_joined(void **state)
     call_free(twin);
 }
 
-/* The tokens of an extension are the call's; the round goes on with those of who joined. */
-static void b47_an_extension_goes_on_without_who_asked_first(void **state)
-{
-    struct fixture *fixture = *state;
-    struct client running, queued;
-    struct tv_call *calls[2];
-    client_open(fixture, &running, 5, "");
-    client_open(fixture, &queued, 4, "");
-    struct tv_call *first = running_verify(fixture, &running, 1);
-    for (int i = 0; i < 2; i++) {
-        calls[i] = call_make(fixture, TV_CALL_EXTEND, queued.id,
-                             "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":4,"
-                             "\"tokens\":[21,22,23,24,25,26,27,28]}",
-                             queued.epoch);
-        call_start(fixture, calls[i]);
-    }
-    tv_sched_cancel(fixture->sched, calls[0]);
-    (void)call_wait(calls[0]);
-    call_free(calls[0]); /* and its tokens */
-    release(fixture, first, 200);
-    assert_reply(call_wait(calls[1]), 200);
-    struct tv_call *answer = ask(fixture, TV_CALL_STATE, queued.id, NULL);
-    struct tv_digest digest = queued.digest;
-    char text[64], want[33];
-    for (int32_t token = 21; token <= 28; token++) {
-        tv_digest_push(&digest, token);
-    }
-    for (int i = 0; i < 16; i++) {
-        (void)snprintf(want + 2 * i, 3, "%02x", digest.bytes[i]);
-    }
-    reply_text(answer, "digest", text, sizeof text);
-    assert_string_equal(text, want);
-    call_free(answer);
-    call_free(calls[1]);
-}
-
 static void b53_overload_is_refused_at_once(void **state)
 {
     struct fixture *fixture = *state;
@@ -511,8 +475,9 @@ static void b65_destroy_refuses_what_waits_while_a_round_runs(void **state)
     pthread_t thread;
     (void)state;
     fixture_start(&fixture);
-    client_open(&fixture, &clients[0], 5, "");
-    client_open(&fixture, &clients[1], 6, "");
+    for (int i = 0; i < 2; i++) {
+        client_open(&fixture, &clients[i], 5, "");
+    }
     struct tv_call *running = running_verify(&fixture, &clients[0], 3);
     struct tv_call *waiting = start_chain(&fixture, &clients[1], 2);
     assert_int_equal(pthread_create(&thread, NULL, destroy_main, fixture.sched), 0);
@@ -596,7 +561,6 @@ int main(void)
         CASE(small_rounds_get_between_slices),
         CASE(b47_a_queued_call_is_dropped_a_running_one_stored),
         CASE(b47_the_round_goes_on_for_who_joined),
-        CASE(b47_an_extension_goes_on_without_who_asked_first),
         CASE(b53_overload_is_refused_at_once),
         CASE(a_late_call_is_not_launched),
         CASE(delete_lets_the_running_round_finish),
