@@ -168,3 +168,20 @@ void tv_test_verify(struct tv_engine *engine, struct tv_context *context,
         fail_msg("round: code %d, %s", (int)ret_out->code, ret_out->detail);
     }
 }
+
+void tv_test_prefix_fill(int32_t *prefix, int32_t count, int32_t vocab, uint64_t seed)
+{
+    struct tv_test_random random = {.state = seed};
+    for (int32_t i = 0; i < count; i++) {
+        prefix[i] = tv_test_random_below(&random, vocab);
+    }
+}
+
+const char *tv_test_kv_row(const struct tv_fixture *base, const struct tv_cache_seq *seq,
+                           int32_t layer, int32_t row, size_t *ret_bytes)
+{
+    const struct tv_cache_params *params = tv_cache_params(base->cache);
+    *ret_bytes = (size_t)params->row_dim * tv_dtype_size(params->dtype);
+    return (const char *)tv_cache_layer(base->cache, layer) +
+           (size_t)tv_cache_slot(base->cache, seq, row) * *ret_bytes;
+}

@@ -65,4 +65,10 @@ void tv_test_verify(struct tv_engine *engine, struct tv_context *context,
                     const struct tv_tree *tree, const struct tv_round_rule *rule, int commit,
                     struct tv_round_out *ret_out);
 
+/* Random tokens below `vocab`. */
+void tv_test_prefix_fill(int32_t *prefix, int32_t count, int32_t vocab, uint64_t seed);
+/* One KV row of the fixture's cache, host memory. */
+const char *tv_test_kv_row(const struct tv_fixture *base, const struct tv_cache_seq *seq,
+                           int32_t layer, int32_t row, size_t *ret_bytes);
+
 #endif
