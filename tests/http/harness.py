@@ -32,7 +32,7 @@ class SocketContract(Contract):
 
 CONTRACT = SocketContract(os.path.join(HERE, "..", "..", "proto", "openapi.yaml"))
 PROGRAM = os.environ.get("TREEVERIFYD_FIXED", "")
-SCALE = int(os.environ.get("TV_TEST_SCALE", "0"))
+SCALE = float(os.environ.get("TV_TEST_SCALE", "1"))
 
 
 class FixedDaemon(Daemon):

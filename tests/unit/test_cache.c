@@ -255,7 +255,9 @@ static void op_pin(struct world *world, int32_t s)
     }
     pin->len = want->len;
     pin->page_count = (want->len + world->page_size - 1) / world->page_size;
-    memcpy(pin->pages, world->seqs[s].pages, (size_t)pin->page_count * sizeof *pin->pages);
+    for (int32_t i = 0; i < pin->page_count; i++) {
+        pin->pages[i] = world->seqs[s].pages[i]; /* an empty sequence has no array at all */
+    }
     memcpy(pin->values, want->values, (size_t)want->len * sizeof *pin->values);
     tv_cache_pin(world->cache, pin->pages, pin->page_count);
 }
