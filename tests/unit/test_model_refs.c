@@ -176,12 +176,25 @@ static void trees(const char *name, const char *backend, int32_t page_size, int3
 static const int32_t page_sizes[] = {16, 64, 128};
 static const int32_t pieces[] = {512, 1, 7, 64, 65};
 
+/* Page sizes to go through: below TV_TEST_SCALE 1 (sanitizer builds) the smallest only. */
+static size_t page_sizes_count(void)
+{
+    const char *text = getenv("TV_TEST_SCALE");
+    return text != NULL && strtod(text, NULL) < 1.0 ? 1 : 3;
+}
+
+/* Pieces likewise: whole prompts, and 65 tokens at a time. */
+static size_t pieces_step(void)
+{
+    return page_sizes_count() == 1 ? 4 : 1;
+}
+
 static void test_cpu_prefill(void **state)
 {
     (void)state;
     for (size_t c = 0; c < CHECKPOINTS; c++) {
-        for (size_t p = 0; p < 5; p++) {
-            for (size_t s = 0; s < 3; s++) {
+        for (size_t p = 0; p < 5; p += pieces_step()) {
+            for (size_t s = 0; s < page_sizes_count(); s++) {
                 sequence_prefill(checkpoints[c], "cpu", page_sizes[s], pieces[p], INT32_MAX);
             }
         }
@@ -192,7 +205,7 @@ static void test_cpu_chains(void **state)
 {
     (void)state;
     for (size_t c = 0; c < CHECKPOINTS; c++) {
-        for (size_t s = 0; s < 3; s++) {
+        for (size_t s = 0; s < page_sizes_count(); s++) {
             sequence_chains(checkpoints[c], "cpu", page_sizes[s], CHAIN_ROWS, INT32_MAX);
         }
     }
@@ -202,8 +215,8 @@ static void test_cpu_trees(void **state)
 {
     (void)state;
     for (size_t c = 0; c < CHECKPOINTS; c++) {
-        for (size_t p = 0; p < 5; p++) {
-            for (size_t s = 0; s < 3; s++) {
+        for (size_t p = 0; p < 5; p += pieces_step()) {
+            for (size_t s = 0; s < page_sizes_count(); s++) {
                 trees(checkpoints[c], "cpu", page_sizes[s], pieces[p]);
             }
         }
