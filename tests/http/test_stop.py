@@ -125,7 +125,9 @@ class StopTest(unittest.TestCase):
         caller = Caller(daemon)
         state = caller.session()
         daemon.hold()
+        launches = daemon.stat()[0]
         caller.sock.sendall(request_bytes("POST", verify_path(state), json.dumps(round_body(state)).encode()))
+        wait_until(lambda: daemon.stat()[0] == launches + 1, 5, "the round is launched")
         start = time.monotonic()
         self.assertEqual(daemon.stop(), 70)
         self.assertLess(time.monotonic() - start, 4)
