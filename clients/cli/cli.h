@@ -23,7 +23,7 @@ enum tv_cli_exit {
     TV_CLI_UNAVAILABLE = 69, /* server not reached, connection lost, deadline */
     TV_CLI_MEMORY = 71,
     TV_CLI_OUTPUT = 74,  /* stdout cannot be written */
-    TV_CLI_BUSY = 75,    /* refused for now, retries used up */
+    TV_CLI_BUSY = 75,    /* refused, may succeed later; retries used up */
     TV_CLI_REFUSED = 76, /* refused, or an answer that breaks the contract */
 };
 

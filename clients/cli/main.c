@@ -25,7 +25,7 @@ static const char help[] =
     "  69  the server was not reached, or did not answer in time\n"
     "  71  out of memory\n"
     "  74  the output cannot be written\n"
-    "  75  refused for now (busy, loading, draining): try again later\n"
+    "  75  busy, loading or draining: try again later\n"
     "  76  refused, or an answer that breaks the contract\n";
 
 int main(int argc, char **argv)

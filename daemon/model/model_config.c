@@ -48,7 +48,7 @@ static void architecture_read(struct tv_config_read *read, struct tv_model_confi
     (void)snprintf(config->architecture, sizeof config->architecture, "%s", served);
 }
 
-/* Fields that would change the arithmetic in a way that is not implemented. */
+/* Fields whose other values would change the arithmetic: only the served value passes. */
 static void unserved_check(struct tv_config_read *read)
 {
     if (!text_is(tv_config_text(read, "hidden_act", "silu"), "silu")) {
