@@ -3,18 +3,23 @@
 A graph holds `--calls` launches one behind the other, as a model's layers would; the time of a call
 is the replay's over their number. FLOPs are 2 * (576 + 512) per node, head and token of the
 request; bytes are the request's KV rows, read once. Peers' columns are the published medians for
-the same points on the same kind of GPU, given here as constants for the ratios.
+the same points on the same kind of GPU, given here as constants for the ratios; with --peers the
+peers found in that folder run on the same inputs, beside the kernel, and their medians count.
 """
 
 import argparse
+import importlib
 import json
+import sys
 
 import torch
 
-from cases import Case
+from cases import SCALE, Case
 from tvcuda import Kernels
 
-# batch, heads, nodes, prefix: published us of FlashMLA, FlashInfer FA2, FA2 at 100 KB, Triton
+PEERS = ("FlashMLA", "FA2", "FA2@100K", "Triton")
+
+# batch, heads, nodes, prefix: published us of the peers
 POINTS = {
     (2, 16, 17, 2048): (21.3, 28.8, 47.8, 260),
     (1, 64, 33, 128): (14.5, 19.9, 31.0, 78),
@@ -35,21 +40,16 @@ POINTS = {
 }
 
 
-def time_call(kernels, stream, case, calls, replays=30, **options):
-    """Median us of one call."""
-    a = kernels.arguments(*case.tensors(), **case.options(), **options)
-    out = torch.empty((*case.q.shape[:-1], 512), device="cuda", dtype=torch.bfloat16)
-    a.out_dtype = 1
-    lse = torch.empty(case.q.shape[:-1], device="cuda")
-    workspace = torch.empty(max(kernels.workspace_bytes(a), 1), device="cuda", dtype=torch.uint8)
+def time_graph(stream, launch, calls, replays=30):
+    """Median us of one of `calls` launches in a graph, over its replays."""
     with torch.cuda.stream(stream):
         for _ in range(3):
-            kernels.launch(a, out, lse, workspace)
+            launch()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(calls):
-                kernels.launch(a, out, lse, workspace)
+                launch()
         times = []
         for i in range(replays + 3):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -62,15 +62,62 @@ def time_call(kernels, stream, case, calls, replays=30, **options):
     return sorted(times)[len(times) // 2]
 
 
+def flash_launch(kernels, case, **options):
+    """A launch of the flash kernel on the case, and its output."""
+    a = kernels.arguments(*case.tensors(), **case.options(), out_dtype=torch.bfloat16, **options)
+    out = torch.empty((*case.q.shape[:-1], 512), device="cuda", dtype=torch.bfloat16)
+    lse = torch.empty(case.q.shape[:-1], device="cuda")
+    workspace = torch.empty(max(kernels.workspace_bytes(a), 1), device="cuda", dtype=torch.uint8)
+    return lambda: kernels.launch(a, out, lse, workspace), out
+
+
+def time_call(kernels, stream, case, calls, **options):
+    """Median us of one call of the flash kernel."""
+    return time_graph(stream, flash_launch(kernels, case, **options)[0], calls)
+
+
+def time_peers(case, stream, factory, want):
+    """us of each peer on the same inputs, in the order of PEERS; None for one that cannot run them
+    or does not agree with `want`, with a line that says why."""
+    times = []
+    case.kv.nan_to_num_(nan=0.0)  # peers multiply rows past the end by zero
+    for name in PEERS:
+        try:
+            with torch.cuda.stream(stream):
+                launch, out = factory(case, SCALE, stream)[name]()
+                launch()
+                stream.synchronize()
+            error = ((out.double() - want.double()).norm() / want.double().norm()).item()
+            if not error <= 1e-2:
+                raise RuntimeError(f"differs by rel_l2 {error:.2e}")
+            probe = time_graph(stream, launch, 2, 3)
+            calls = 10 if probe < 5000 else 2
+            times.append(time_graph(stream, launch, calls, 30 if probe < 5000 else 10))
+        except (RuntimeError, AssertionError) as reason:
+            print(f"# {name}: {str(reason).splitlines()[0]}", flush=True)
+            times.append(None)
+    return times
+
+
+def load_peers(folder):
+    """peers() of FOLDER/peers.py: peers(case, scale, stream) -> {name: () -> (launch, out)}."""
+    if not folder:
+        return None
+    sys.path.insert(0, folder)
+    return importlib.import_module("peers").peers
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
     parser.add_argument("--only", help="batch,heads,nodes,prefix")
     parser.add_argument("--calls", type=int, default=10)
     parser.add_argument("--extra", action="store_true", help="tree shapes, page sizes, page order")
+    parser.add_argument("--peers", help="folder with a peers.py that runs the peers")
     parser.add_argument("--json")
     args = parser.parse_args()
     stream = torch.cuda.Stream()
+    factory = load_peers(args.peers)
     kernels = Kernels(args.library, stream)
     print(f"# {kernels.variant}, calls per graph {args.calls}")
     print("batch,heads,nodes,prefix |      us |  TF/s |  GB/s | x FlashMLA | x FA2 | x FA2@100K | x Triton")
@@ -80,9 +127,12 @@ def main():
             continue
         batch, heads, nodes, prefix = point
         case = Case(heads, [prefix] * batch, [nodes] * batch, kind="chain")
-        us = time_call(kernels, stream, case, args.calls)
-        ratios = " | ".join(f"{p / us:9.2f}" for p in peers)
-        results[str(point)] = us
+        launch, out = flash_launch(kernels, case)
+        us = time_graph(stream, launch, args.calls)
+        if factory:
+            peers = time_peers(case, stream, factory, out)
+        ratios = " | ".join(f"{p / us:9.2f}" if p else "        –" for p in peers)
+        results[str(point)] = {"us": us, "peers": peers}
         print(f"{point!s:24} | {us:8.2f} | {case.flops() / us / 1e6:5.1f} | "
               f"{case.bytes() / us / 1e3:6.0f} | {ratios}", flush=True)
     if args.extra:
