@@ -188,15 +188,20 @@ static struct tv_session_fetch *fetch_find(const struct tv_session *session, str
 static int answer_found(struct tv_sched *sched, struct tv_session *session, struct tv_call *call,
                         struct tv_session_fetch **ret_fetch)
 {
-    int waits = 0;
-    tv_session_renew(session, call->request.kind == TV_CALL_RENEW ? call->request.lease_s : 0,
-                     tv_clock_us());
-    if (call->request.kind == TV_CALL_ROUND) {
+    enum tv_call_kind kind = call->request.kind;
+    int waits = 0, served = 1;
+    if (kind == TV_CALL_ROUND) {
         waits = answer_round(session, call);
-    } else if (call->request.kind == TV_CALL_TENSOR) {
+        served = waits || call->reply.http_status < 400;
+    } else if (kind == TV_CALL_TENSOR) {
         *ret_fetch = fetch_find(session, call);
-    } else {
-        answer_state(session, call);
+        served = *ret_fetch != NULL;
+    }
+    if (served) { /* a refusal keeps no session alive */
+        tv_session_renew(session, kind == TV_CALL_RENEW ? call->request.lease_s : 0, tv_clock_us());
+    }
+    if (kind != TV_CALL_ROUND && kind != TV_CALL_TENSOR) {
+        answer_state(session, call); /* after the renewal, which it shows */
     }
     sched->in_flight += waits;
     if (waits) { /* the worker shall know of the new wait's end */

@@ -92,6 +92,13 @@ void tv_sched_reply_replay(struct tv_call *call, const char *body, size_t bytes)
     if (copy.failed == 0) {
         copy.failed = tv_encode_mark_replayed(&copy);
     }
+    if (copy.failed != 0) { /* a problem would deny the commit: no answer, and the retry gets one */
+        tv_buf_finish(&copy);
+        tv_buf_finish(&call->reply.body);
+        call->reply.http_status = 500;
+        call->reply.body.failed = -ENOMEM;
+        return;
+    }
     tv_sched_reply_set(call, 200, &copy);
 }
 
@@ -110,6 +117,12 @@ void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem)
     memset(reply, 0, sizeof *reply);
     tv_buf_init(&reply->body, TV_SCHED_REPLY_BYTES);
     tv_encode_problem(&reply->body, problem, call->request_id, NULL);
+    if (reply->body.failed != 0 && problem->state != NULL) { /* the code alone takes less room */
+        tv_problem_finish(problem);
+        tv_buf_finish(&reply->body);
+        tv_buf_init(&reply->body, TV_SCHED_REPLY_BYTES);
+        tv_encode_problem(&reply->body, problem, call->request_id, NULL);
+    }
     reply->http_status = tv_code_info(problem->code)->http_status;
     reply->content_type = "application/problem+json";
     reply->allow = problem->allow;

@@ -22,7 +22,7 @@ struct tv_sched;
 /* The finished answer of a call. */
 struct tv_reply {
     int http_status;
-    struct tv_buf body;                     /* owned by the call */
+    struct tv_buf body; /* owned by the call; failed: there is no answer, cut the connection */
     const char *content_type;               /* static text */
     const char *allow;                      /* Allow header or NULL; static text */
     int32_t retry_after_s;                  /* > 0: Retry-After */

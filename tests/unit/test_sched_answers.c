@@ -2,6 +2,7 @@
  * test_sched_answers.c - what a session shows and who may see it: tensors, inline rows, one-shot
  * calls, ownership, the cap on sessions, leases, an extension whose caller leaves.
  */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "test_sched_fixture.h"
 
 static void tensor_serves_the_last_rounds_rows(void **state)
@@ -164,6 +166,93 @@ static void leases_are_renewed_and_end(void **state)
     call_free(call);
 }
 
+/* A refused look at a session does not keep it alive; an answered one does. */
+static void refusals_do_not_renew_a_lease(void **state)
+{
+    static const struct {
+        enum tv_call_kind kind;
+        int32_t seq;
+        int status;
+    } looks[] = {{TV_CALL_ROUND, 9, 404},  {TV_CALL_TENSOR, 9, 404}, {TV_CALL_TENSOR, 1, 410},
+                 {TV_CALL_DECODE, 5, 409}, {TV_CALL_ROUND, 1, 200},  {TV_CALL_STATE, 0, 200}};
+    struct fixture *fixture = *state;
+    struct client client;
+    char body[2048];
+    client_open(fixture, &client, 4, ",\"lease_s\":100");
+    client_chain(fixture, &client, 2, body, sizeof body);
+    expect(fixture, 200, TV_CALL_VERIFY, client.id, "%s", body);
+    for (size_t i = 0; i < sizeof looks / sizeof looks[0]; i++) {
+        struct tv_session *session = NULL;
+        struct tv_call *call =
+            looks[i].kind == TV_CALL_DECODE
+                ? call_make(fixture, looks[i].kind, client.id,
+                            "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":6,\"max_tokens\":1}",
+                            looks[i].seq, client.epoch)
+                : call_make(fixture, looks[i].kind, client.id, NULL);
+        call->request.seq = looks[i].seq;
+        tv_sched_lock(fixture->sched);
+        int64_t planted_us = tv_clock_us() + 50 * INT64_C(1000000);
+        assert_int_equal(
+            tv_sessions_find(&fixture->sched->table, client.id, "", tv_clock_us(), &session),
+            TV_OK);
+        session->lease_expires_us = planted_us;
+        tv_sched_unlock(fixture->sched);
+        call_start(fixture, call);
+        assert_reply(call_wait(call), looks[i].status);
+        call_free(call);
+        tv_sched_lock(fixture->sched);
+        int64_t later_us = session->lease_expires_us - planted_us;
+        tv_sched_unlock(fixture->sched);
+        assert_true(looks[i].status < 400 ? later_us > 40 * INT64_C(1000000) : later_us == 0);
+    }
+}
+
+/* The answer names the rule that was used, and nothing else is taken for one. */
+static void b18_the_answer_names_its_rule(void **state)
+{
+    static const char *const settings[] = {"", "greedy", "target_walk"};
+    static const char *const refused[] = {"\"ratio_wor\"", "\"typical\"", "\"client\"",
+                                          "\"Greedy\"",    "\"\"",        "null"};
+    struct fixture *fixture = *state;
+    for (int own = 0; own < 3; own++) { /* the session's, then the round's */
+        for (int round = 0; round < 3; round++) {
+            struct client client;
+            char body[2048], options[128] = "", text[32];
+            const char *named = round > 0 ? settings[round] : settings[own];
+            if (own > 0) {
+                (void)snprintf(options, sizeof options, ",\"sampling\":{\"rule\":\"%s\"}",
+                               settings[own]);
+            }
+            client_open(fixture, &client, 4, options);
+            client_chain(fixture, &client, 2, body, sizeof body);
+            body[strlen(body) - 1] = '\0';
+            struct tv_call *call = round > 0 ? ask(fixture, TV_CALL_VERIFY, client.id,
+                                                   "%s,\"rule\":\"%s\"}", body, settings[round])
+                                             : ask(fixture, TV_CALL_VERIFY, client.id, "%s}", body);
+            assert_reply(call, 200);
+            reply_text(call, "rule", text, sizeof text);
+            assert_string_equal(text, named[0] != '\0' ? named : "target_walk");
+            assert_int_equal(reply_flag(call, "lossless"), 1);
+            call_free(call);
+            expect(fixture, 204, TV_CALL_DELETE, client.id, NULL);
+        }
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        struct tv_request request;
+        struct tv_problem problem = {0};
+        char body[128];
+        (void)snprintf(body, sizeof body, "{\"tokens\":[1],\"sampling\":{\"rule\":%s}}",
+                       refused[i]);
+        assert_int_equal(tv_request_decode(TV_CALL_CREATE, body, strlen(body),
+                                           tv_sched_limits(fixture->sched), &request, &problem),
+                         -EINVAL);
+        int is_text = refused[i][0] == '"';
+        assert_int_equal(problem.code, is_text ? TV_WRONG_VALUE : TV_WRONG_TYPE);
+        assert_string_equal(problem.pointer, "/sampling/rule");
+        tv_problem_finish(&problem);
+    }
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
 /* The tokens of an extension are the call's; the round goes on with those of who joined. */
@@ -214,6 +303,8 @@ int main(void)
         CASE(sessions_belong_to_their_key),
         CASE(too_many_sessions),
         CASE(leases_are_renewed_and_end),
+        CASE(refusals_do_not_renew_a_lease),
+        CASE(b18_the_answer_names_its_rule),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
