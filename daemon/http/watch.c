@@ -1,9 +1,10 @@
 /*
  * watch.c - one thread with a clock: cuts what is too slow, notices clients that left.
  *
- * libmicrohttpd 0.9.75 times out idle connections only, and does not look at suspended ones at all.
- * Acts on descriptors by shutdown() alone; closing stays with libmicrohttpd, so no descriptor is
- * ever closed twice. Registry lock first, then whatever sched/ locks.
+ * libmicrohttpd 0.9.75 times out idle connections only, does not look at suspended ones at all, and
+ * misses the end of a peer's side when it comes with the last bytes. Acts on descriptors by
+ * shutdown() alone; closing stays with libmicrohttpd, so no descriptor is ever closed twice.
+ * Registry lock first, then whatever sched/ locks.
  */
 #include <errno.h>
 #include <linux/tcp.h>
@@ -63,44 +64,67 @@ static int is_late(struct http_conn *conn, int64_t now_us)
     return (int64_t)bytes < body_us / 1000000 * HTTP_BODY_RATE;
 }
 
-/* A peer that closed, reset or half-closed its side while its call waits: sched/ is told once. */
-static void cancel_gone(struct tv_http *http, struct http_conn **batch, struct pollfd *polls,
-                        nfds_t count)
+/* Connections of which one poll() asks whether their peers are still there. */
+struct batch {
+    struct http_conn *conns[POLL_BATCH];
+    struct pollfd polls[POLL_BATCH];
+    nfds_t count;
+};
+
+/* Is this connection in a phase in which the end of its peer's side matters? While an answer is
+ * written it does not: a client may half-close and read on. */
+static int is_watched(const struct tv_http *http, const struct http_conn *conn)
 {
-    if (count == 0 || poll(polls, count, 0) <= 0) {
-        return;
+    if (conn->cut || conn->phase == HTTP_WRITING) {
+        return 0;
     }
-    for (nfds_t i = 0; i < count; i++) {
-        if ((polls[i].revents & (POLLRDHUP | POLLERR | POLLHUP)) != 0) {
-            batch[i]->cancelled = 1;
-            tv_sched_cancel(http->sched, batch[i]->call);
+    return conn->phase != HTTP_WAITING ||
+           (!conn->cancelled && !http->closing &&
+            atomic_load_explicit(&conn->call_state, memory_order_relaxed) != HTTP_CALL_DONE);
+}
+
+/* A peer that closed, reset or half-closed its side. Its waiting call: sched/ is told, once.
+ * Otherwise libmicrohttpd is woken to read the end itself, behind whatever is still unread: an end
+ * that arrives together with the last bytes is one edge of its epoll, which a short read uses up,
+ * and the descriptor would stay until a timeout. Told again every tick, because that can happen to
+ * the wake-up too. */
+static void tell_gone(struct tv_http *http, struct batch *batch)
+{
+    int found = batch->count == 0 ? 0 : poll(batch->polls, batch->count, 0);
+    for (nfds_t i = 0; i < batch->count && found > 0; i++) {
+        struct http_conn *conn = batch->conns[i];
+        if ((batch->polls[i].revents & (POLLRDHUP | POLLERR | POLLHUP)) == 0) {
+            continue;
+        }
+        if (conn->phase == HTTP_WAITING) {
+            conn->cancelled = 1;
+            tv_sched_cancel(http->sched, conn->call);
+        } else {
+            (void)shutdown(conn->fd, SHUT_RD); /* fails only when the peer has reset */
         }
     }
+    batch->count = 0;
 }
 
 static void tick(struct tv_http *http)
 {
-    struct http_conn *batch[POLL_BATCH];
-    struct pollfd polls[POLL_BATCH];
-    nfds_t count = 0;
+    struct batch batch;
     int64_t now_us = tv_clock_us();
+    batch.count = 0;
     for (struct http_conn *conn = http->conns; conn != NULL; conn = conn->next) {
         if (!conn->cut && is_late(conn, now_us)) {
             cut(conn, now_us);
         }
-        if (conn->phase != HTTP_WAITING || conn->cancelled || http->closing ||
-            atomic_load_explicit(&conn->call_state, memory_order_relaxed) == HTTP_CALL_DONE) {
+        if (!is_watched(http, conn)) {
             continue;
         }
-        batch[count] = conn;
-        polls[count] = (struct pollfd){.fd = conn->fd, .events = POLLRDHUP};
-        count++;
-        if (count == POLL_BATCH) {
-            cancel_gone(http, batch, polls, count);
-            count = 0;
+        batch.conns[batch.count] = conn;
+        batch.polls[batch.count] = (struct pollfd){.fd = conn->fd, .events = POLLRDHUP};
+        if (++batch.count == POLL_BATCH) {
+            tell_gone(http, &batch);
         }
     }
-    cancel_gone(http, batch, polls, count);
+    tell_gone(http, &batch);
 }
 
 static void *watch_main(void *context)
