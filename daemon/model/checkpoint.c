@@ -52,12 +52,10 @@ int tv_checkpoint_file_read(int folder_fd, const char *name, size_t bytes_max, c
         if (part < 0 && errno == EINTR) {
             continue;
         }
-        if (part < 0) {
+        if (part <=
+            0) { /* an end before the size that the file had is no content to hash or parse */
             err = -EIO;
             goto finish;
-        }
-        if (part == 0) {
-            break;
         }
         bytes += (size_t)part;
     }

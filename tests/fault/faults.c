@@ -107,6 +107,11 @@ char *__wrap_strdup(const char *text)
     return fault_meets(FAULT_MEMORY) ? NULL : born(__real_strdup(text));
 }
 
+char *__wrap_strndup(const char *text, size_t bytes)
+{
+    return fault_meets(FAULT_MEMORY) ? NULL : born(__real_strndup(text, bytes));
+}
+
 /* These two are the tests' own: they never fail, but what they give is freed as the others. */
 int __wrap_vasprintf(char **text, const char *format, va_list arguments)
 {

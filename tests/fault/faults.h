@@ -13,7 +13,7 @@
 struct tv_kernels;
 
 enum fault_kind {
-    FAULT_MEMORY = 1,  /* malloc, calloc, realloc, aligned_alloc, strdup: NULL */
+    FAULT_MEMORY = 1,  /* malloc, calloc, realloc, aligned_alloc, strdup, strndup: NULL */
     FAULT_THREAD = 2,  /* pthread_create: EAGAIN */
     FAULT_FILE = 4,    /* open, openat, fstat, pread, read, opendir, rename, write: EIO */
     FAULT_RANDOM = 8,  /* getrandom: EIO */
