@@ -73,6 +73,13 @@ void fault_settle(int64_t wanted)
     }
 }
 
+int fault_stride(void)
+{
+    const char *text = getenv("TV_TEST_SCALE");
+    double scale = text != NULL ? strtod(text, NULL) : 1.0;
+    return scale > 0.0 && scale < 1.0 ? (int)(1.0 / scale) : 1;
+}
+
 static void *born(void *block)
 {
     (void)atomic_fetch_add(&blocks, block != NULL);

@@ -35,6 +35,9 @@ int64_t fault_descriptors(void);
 /* Wait until there are `blocks`: what another thread still frees. More of them fail the test. */
 void fault_settle(int64_t blocks);
 
+/* 1, or with a TV_TEST_SCALE below 1 its inverse: how far a very long sweep may step. */
+int fault_stride(void);
+
 /* Put the faults in front of a backend's operations; one table at a time. */
 void fault_device_wrap(struct tv_kernels *kernels);
 
