@@ -304,6 +304,7 @@ static int post_round(struct tv_client *client, const struct tv_client_session *
     return 0;
 }
 
+/* 0; -EBADMSG: a member is missing or of another form; -ENOMEM. */
 static int read_round(const struct tv_client_answer *answer, struct tv_client_round *round)
 {
     const struct tv_json_value *root = tv_json_root(answer->doc);
@@ -313,15 +314,16 @@ static int read_round(const struct tv_client_answer *answer, struct tv_client_ro
     const struct tv_json_value *times = tv_json_member(root, "timing_us");
     const struct tv_json_value *total = tv_json_member(times, "total");
     size_t where;
-    if (tokens == NULL ||
-        tv_json_int32_array(answer->doc, tokens, &round->tokens, &round->token_count, &where) !=
-            0 ||
-        round->token_count < 1) {
-        return -EBADMSG;
+    int error = -EBADMSG;
+    if (tokens != NULL) {
+        error =
+            tv_json_int32_array(answer->doc, tokens, &round->tokens, &round->token_count, &where);
     }
-    if (nodes != NULL &&
-        tv_json_int32_array(answer->doc, nodes, &round->nodes, &round->node_count, &where) != 0) {
-        return -EBADMSG;
+    if (error == 0 && nodes != NULL) {
+        error = tv_json_int32_array(answer->doc, nodes, &round->nodes, &round->node_count, &where);
+    }
+    if (error != 0 || round->token_count < 1) {
+        return error == -ENOMEM ? error : -EBADMSG;
     }
     round->replayed = replayed != NULL && tv_json_type(replayed) == TV_JSON_TRUE;
     if (total != NULL) {
@@ -369,7 +371,12 @@ int tv_client_verify(struct tv_client *client, struct tv_client_session *session
     if (error != 0) {
         goto out;
     }
-    if (read_round(&answer, &round) != 0 || !is_path(&round, tokens, parents, count) ||
+    error = read_round(&answer, &round);
+    if (error == -ENOMEM) {
+        tv_client_problem_set(ret_problem, "out of memory");
+        goto out;
+    }
+    if (error != 0 || !is_path(&round, tokens, parents, count) ||
         next.committed_len != session->committed_len + round.node_count ||
         next.pending != round.tokens[round.token_count - 1]) {
         error = not_the_contract("accepted nodes, new tokens and length disagree", ret_problem);
@@ -403,7 +410,12 @@ int tv_client_decode(struct tv_client *client, struct tv_client_session *session
     if (error != 0) {
         goto out;
     }
-    if (read_round(&answer, &round) != 0 || round.token_count > tokens_max ||
+    error = read_round(&answer, &round);
+    if (error == -ENOMEM) {
+        tv_client_problem_set(ret_problem, "out of memory");
+        goto out;
+    }
+    if (error != 0 || round.token_count > tokens_max ||
         next.committed_len != session->committed_len + round.token_count ||
         next.pending != round.tokens[round.token_count - 1]) {
         error = not_the_contract("new tokens and length disagree", ret_problem);

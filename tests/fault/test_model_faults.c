@@ -148,6 +148,34 @@ static void two_shards_and_an_index(void **state)
     run_all(2);
 }
 
+/* The backends' own start: blocks and, for cpu, its threads. */
+static void a_backend_or_nothing(void **state)
+{
+    static const char *const names[] = {"ref", "cpu"};
+    static const unsigned kinds[] = {FAULT_MEMORY, FAULT_THREAD};
+    struct tv_kernels_options options = {.threads = 4, .cpu_flags_mask = ~UINT64_C(0)};
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        for (int n = 1;; n++) {
+            struct tv_kernels *backend = NULL;
+            int64_t blocks = fault_blocks();
+            fault_arm(kinds[i / 2], n);
+            int rc = tv_kernels_create(names[i % 2], &options, &backend);
+            int failed = fault_disarm();
+            assert_int_equal(rc, !failed ? 0 : i < 2 ? -ENOMEM : -EAGAIN);
+            assert_int_equal(backend != NULL, !failed);
+            if (backend != NULL) {
+                backend->destroy(backend);
+            }
+            assert_int_equal(fault_blocks(), blocks);
+            if (!failed) {
+                assert_int_equal(n, i == 0 ? 2 : i == 1 ? 5 : i == 2 ? 1 : 4);
+                break;
+            }
+        }
+    }
+}
+
 static int setup(void **state)
 {
     struct tv_kernels_options options = {.threads = 1, .cpu_flags_mask = ~UINT64_C(0)};
@@ -169,6 +197,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_backend_or_nothing),
         cmocka_unit_test(one_file),
         cmocka_unit_test(two_shards_and_an_index),
     };
