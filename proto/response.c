@@ -123,6 +123,10 @@ static void write_shadow(struct tv_buf *buf, const struct tv_shadow_block *shado
 {
     tv_write_raw(buf, ",\"shadow\":{\"ran\":");
     tv_write_flag(buf, shadow->ran);
+    if (!shadow->ran && shadow->skipped != NULL) {
+        tv_write_raw(buf, ",\"skipped\":");
+        tv_write_text(buf, shadow->skipped);
+    }
     tv_write_raw(buf, ",\"kernel\":");
     tv_write_kernel(buf, &shadow->kernel);
     tv_write_raw(buf, ",\"tokens_equal\":");

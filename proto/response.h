@@ -80,6 +80,7 @@ struct tv_shadow_block {
     int ran;
     struct tv_parity_kernel kernel;
     int tokens_equal;
+    const char *skipped; /* why there is no result when it did not run; static text, or NULL */
 };
 
 /* The answer of create, verify, extend, decode and the one-shot verify: `kind` says which members

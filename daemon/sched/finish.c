@@ -58,7 +58,8 @@ static void session_restore(struct tv_sched *sched, struct job *job)
         session->context = job->context; /* NULL, or closed with the gone */
         job->context = NULL;
         tv_sessions_discard(&sched->table, session);
-    } else {
+    } else { /* a lease counts from the end of what ran on it */
+        tv_session_renew(session, 0, tv_clock_us());
         tv_session_idle(&sched->table, session);
     }
     job->session = NULL;

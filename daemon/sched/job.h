@@ -55,7 +55,8 @@ struct job_parity {
     struct tv_parity_case compared;
     struct tv_shadow_round *captured;
     struct tv_parity_report report;
-    int path_rc; /* of the comparison */
+    int path_rc;      /* of the comparison */
+    char session[32]; /* whose lease it holds; "" = none */
 };
 
 struct job {
@@ -72,6 +73,7 @@ struct job {
     int32_t nodes; /* rows of its next round */
     int picked;    /* is in the launch being put together */
     int judged;    /* the oracle's word is there; guarded by the lock */
+    int withdrawn; /* parity at a stop: its oracles were told to give up; the worker's */
 
     int64_t deadline_us; /* INT64_MAX: none */
     int64_t queue_us, gpu_us;
@@ -124,6 +126,7 @@ struct tv_sched {
     struct job *compare_queue; /* parity cases for the comparer; linked by parity->next */
     int32_t in_flight;         /* calls that submit returned 1 for and that are not done */
     int draining, refusing;    /* drain: not ready; new work is refused too */
+    atomic_int parity_stop;    /* as refusing, for path oracles; relaxed, set under the lock */
     int stopping, compare_stopping;
     int worker_alive;
     int self_test_rc, self_test_running;
@@ -141,6 +144,9 @@ struct tv_sched {
     struct tv_round_out *batch_out;
     struct tv_shadow_round **batch_shadow;
 
+    /* From the path oracle to the kernel oracle: a withdrawal comes before or after. Taken before
+     * any other lock. */
+    pthread_mutex_t handover;
     pthread_t worker, comparer;
     int worker_started, comparer_started, conds_made;
 };
@@ -178,10 +184,13 @@ void tv_sched_engine_enter(struct tv_sched *sched);
 void tv_sched_engine_leave(struct tv_sched *sched, int rc);
 /* A tv_shadow_done: the oracle thread wakes the worker for this job (context). */
 void tv_sched_job_judged(void *context, const struct tv_shadow_block *block);
+/* A round whose oracle has spoken, or is waited for no longer; its commit was never in doubt. */
+void tv_sched_judged_settle(struct tv_sched *sched, struct job *job, int draining);
 void tv_sched_launch_run(struct tv_sched *sched, int32_t count);
 void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job);
 void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
                           struct tv_shadow_round *captured);
+/* Its oracles have spoken, or the server stops. */
 void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job);
 int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request);
 void *tv_sched_comparer_main(void *context);

@@ -76,6 +76,18 @@ void tv_sched_job_judged(void *context, const struct tv_shadow_block *block)
     tv_sched_unlock(sched);
 }
 
+void tv_sched_judged_settle(struct tv_sched *sched, struct job *job, int draining)
+{
+    tv_sched_lock(sched);
+    int judged = job->judged;
+    tv_sched_unlock(sched);
+    if (!judged && tv_shadow_forget(sched->shadow, job)) {
+        job->blocks.shadow =
+            (struct tv_shadow_block){.skipped = draining ? "draining" : "deadline"};
+    }
+    tv_sched_job_succeed(sched, job);
+}
+
 /* Hand a live round to the oracles. 1: the job waits for the word. */
 static int shadow_submit(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
                          struct tv_shadow_round *captured)
@@ -104,6 +116,7 @@ static int shadow_submit(struct tv_sched *sched, struct job *job, const struct t
     }
     job->round.shadow = &job->blocks.shadow;
     if (captured == NULL) { /* the answer says that it did not run */
+        job->blocks.shadow = (struct tv_shadow_block){.skipped = "engine"};
         return 0;
     }
     job->stage = JOB_JUDGED;

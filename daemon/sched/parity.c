@@ -5,6 +5,7 @@
  * takes as long as it takes and must not delay a round that did not ask.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,8 +77,16 @@ static int parity_copy(struct tv_sched *sched, struct job *job, const struct tv_
         .accepted_count = out->accepted_count,
         .pending = out->end.token,
         .noise = sched->engine->noise,
+        .cancelled = {&sched->parity_stop, &job->call->cancelled},
     };
     return parity->prefix == NULL || parity->logits == NULL ? -ENOMEM : 0;
+}
+
+/* The server stops, or nobody waits for the answer any more. */
+static int cancelled(const struct tv_sched *sched, const struct job *job)
+{
+    return atomic_load_explicit(&sched->parity_stop, memory_order_relaxed) != 0 ||
+           atomic_load_explicit(&job->call->cancelled, memory_order_relaxed) != 0;
 }
 
 /* Both oracles; after the second one's word the worker concludes, so the job is not touched then.
@@ -86,7 +95,16 @@ static void compare(struct tv_sched *sched, struct job *job)
 {
     struct job_parity *parity = job->parity;
     parity->path_rc = tv_shadow_path_compare(sched->shadow, &parity->compared, &parity->report);
-    tv_shadow_submit(sched->shadow, parity->captured, tv_sched_job_judged, job);
+    (void)pthread_mutex_lock(&sched->handover); /* an ordinary mutex */
+    if (cancelled(sched, job)) {
+        const struct tv_shadow_block none = {0};
+        parity->path_rc = -ECANCELED;
+        tv_shadow_abandon(sched->shadow, parity->captured);
+        tv_sched_job_judged(job, &none);
+    } else {
+        tv_shadow_submit(sched->shadow, parity->captured, tv_sched_job_judged, job);
+    }
+    (void)pthread_mutex_unlock(&sched->handover);
 }
 
 void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
@@ -110,8 +128,9 @@ void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct 
     job->parity->compared.round = captured;
     tv_sched_job_close(sched, job); /* its pages are pinned as long as the oracle needs them */
     tv_sched_lock(sched);
-    if (job->session != NULL) {
-        tv_session_renew(job->session, 0, tv_clock_us());
+    if (job->session != NULL) { /* free for its next round, but alive until the oracles' word */
+        (void)snprintf(job->parity->session, sizeof job->parity->session, "%s", job->session->id);
+        tv_session_hold(job->session);
         tv_session_idle(&sched->table, job->session);
         job->session = NULL;
         job->context = NULL;
@@ -141,21 +160,54 @@ void *tv_sched_comparer_main(void *context)
             (void)pthread_cond_wait(&sched->compare, &sched->table.lock);
             continue;
         }
-        struct job_parity *parity = job->parity;
-        sched->compare_queue = parity->next;
+        sched->compare_queue = job->parity->next;
         tv_sched_unlock(sched);
-        parity->path_rc = tv_shadow_path_compare(sched->shadow, &parity->compared, &parity->report);
-        tv_shadow_submit(sched->shadow, parity->captured, tv_sched_job_judged, job);
+        compare(sched, job);
         tv_sched_lock(sched);
     }
     tv_sched_unlock(sched);
     return NULL;
 }
 
+/* 1: no oracle has the job any more. 0: one has and gives up soon; its word is still to come. */
+static int withdraw(struct tv_sched *sched, struct job *job)
+{
+    (void)pthread_mutex_lock(&sched->handover); /* an ordinary mutex */
+    int found = tv_shadow_forget(sched->shadow, job);
+    (void)pthread_mutex_unlock(&sched->handover);
+    job->withdrawn = 1;
+    return found;
+}
+
+/* The session, when it is still there, has its whole lease from now on. */
+static void lease_let_go(struct tv_sched *sched, const struct job *job)
+{
+    struct tv_session *session = NULL;
+    tv_sched_lock(sched);
+    int64_t now_us = tv_clock_us();
+    if (job->parity->session[0] != '\0' &&
+        tv_sessions_find(&sched->table, job->parity->session, job->call->principal, now_us,
+                         &session) == TV_OK) {
+        tv_session_let_go(session, now_us);
+    }
+    tv_sched_unlock(sched);
+}
+
 void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job)
 {
     struct tv_parity_report *report = &job->parity->report;
     struct tv_buf body;
+    tv_sched_lock(sched);
+    int judged = job->judged;
+    tv_sched_unlock(sched);
+    if (!judged && !withdraw(sched, job)) {
+        return;
+    }
+    lease_let_go(sched, job);
+    if (!judged || job->parity->path_rc == -ECANCELED) {
+        tv_sched_job_fail(sched, job, TV_DRAINING, "the server is going away");
+        return;
+    }
     if (job->parity->path_rc != 0) {
         tv_sched_job_fail(sched, job, TV_INTERNAL, "the path oracle could not run: %s",
                           strerror(-job->parity->path_rc));

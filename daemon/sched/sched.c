@@ -235,6 +235,8 @@ void tv_sched_drain(struct tv_sched *sched, int draining, int refuse)
     tv_sched_lock(sched);
     sched->draining = draining;
     sched->refusing = draining && refuse;
+    atomic_store_explicit(&sched->parity_stop, sched->refusing, memory_order_relaxed);
+    (void)pthread_cond_signal(&sched->wake); /* it may wait for an oracle */
     tv_sched_unlock(sched);
 }
 
@@ -323,6 +325,8 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     sched->engine = engine;
     sched->shadow = shadow;
     sched->launch_us_max = TV_SCHED_LAUNCH_US_MAX;
+    atomic_init(&sched->parity_stop, 0);
+    (void)pthread_mutex_init(&sched->handover, NULL); /* default attributes cannot fail */
     tv_sched_job_list_init(&sched->queue);
     tv_sched_job_list_init(&sched->running);
     limits_settle(sched);
@@ -376,6 +380,7 @@ void tv_sched_destroy(struct tv_sched *sched)
         struct tv_call *calls = NULL;
         tv_sched_lock(sched);
         sched->draining = sched->refusing = sched->stopping = 1;
+        atomic_store_explicit(&sched->parity_stop, 1, memory_order_relaxed);
         while (sched->queue.first != NULL) { /* the worker may be in a long launch */
             tv_sched_job_drop(sched, sched->queue.first, TV_DRAINING, "the server is going away",
                               &calls);
@@ -398,6 +403,7 @@ void tv_sched_destroy(struct tv_sched *sched)
         (void)pthread_cond_destroy(&sched->wake);
         (void)pthread_cond_destroy(&sched->compare);
     }
+    (void)pthread_mutex_destroy(&sched->handover);
     free(sched->batch);
     free(sched->batch_in);
     free(sched->batch_out);

@@ -58,7 +58,8 @@ void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call);
  * decode). Takes over problem->state. */
 void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem);
 
-/* Draining: readiness fails at once; new work is refused with 503 when refuse is set. */
+/* Draining: readiness fails at once, and no round waits for an oracle any more. When refuse is set,
+ * new work and comparisons under way are refused with 503 too. */
 void tv_sched_drain(struct tv_sched *sched, int draining, int refuse);
 /* Calls queued or running. */
 int32_t tv_sched_in_flight(struct tv_sched *sched);

@@ -16,11 +16,11 @@
 struct turn {
     struct tv_call *calls;   /* replies set; to be handed over */
     struct tv_session *gone; /* contexts to be closed */
-    struct job *judged;      /* one whose oracle has spoken */
+    struct job *judged;      /* one whose oracle has spoken, or is waited for no longer */
     struct job *abort;       /* one that the stop ends */
     struct job *slice;       /* one that prefills */
     int32_t launch;          /* rounds in sched->batch */
-    int deep;
+    int deep, draining;
 };
 
 static int expired_watchers(struct job *jobs, int64_t now_us, struct tv_call **ret_calls,
@@ -161,16 +161,34 @@ static struct job *pick_slice(struct tv_sched *sched)
     return NULL;
 }
 
-static struct job *pick_judged(struct tv_sched *sched)
+/* An oracle is waited for until the call's deadline, or until the server is about to stop: what the
+ * round accepted must not hang on a backlog of judgements. A comparison is its oracles' word and
+ * has no deadline; it is waited for as long as work is. */
+static int wait_is_over(const struct tv_sched *sched, const struct job *job, int64_t now_us,
+                        int64_t *wake_us)
+{
+    if (job->judged) {
+        return 1;
+    }
+    if (job->round.kind == TV_CALL_PARITY) {
+        return sched->refusing && !job->withdrawn;
+    }
+    *wake_us = job->deadline_us < *wake_us ? job->deadline_us : *wake_us;
+    return sched->draining || now_us >= job->deadline_us;
+}
+
+static struct job *pick_judged(struct tv_sched *sched, int64_t now_us, int64_t *wake_us)
 {
     struct job *job = sched->running.first;
-    while (job != NULL && !(job->stage == JOB_JUDGED && job->judged)) {
+    while (job != NULL &&
+           !(job->stage == JOB_JUDGED && wait_is_over(sched, job, now_us, wake_us))) {
         job = job->next;
     }
     return job;
 }
 
-/* What runs when the server stops is ended between two steps; oracles are waited for. */
+/* What runs when the server stops is ended between two steps; what an oracle has is pick_judged's.
+ */
 static struct job *pick_abort(struct tv_sched *sched)
 {
     struct job *job = sched->stopping ? sched->running.first : NULL;
@@ -196,7 +214,8 @@ static int plan(struct tv_sched *sched, struct turn *turn, int64_t *ret_wake_us)
     (void)expired_watchers(sched->running.first, now_us, &turn->calls, ret_wake_us);
     turn->gone = tv_sessions_take_gone(&sched->table);
     turn->deep = sched->deep != NULL;
-    turn->judged = pick_judged(sched);
+    turn->judged = pick_judged(sched, now_us, ret_wake_us);
+    turn->draining = sched->draining;
     turn->abort = pick_abort(sched);
     if (!sched->stopping) {
         start_sliced(sched);
@@ -228,7 +247,7 @@ static void act(struct tv_sched *sched, const struct turn *turn)
     if (turn->judged != NULL && turn->judged->round.kind == TV_CALL_PARITY) {
         tv_sched_parity_conclude(sched, turn->judged);
     } else if (turn->judged != NULL) {
-        tv_sched_job_succeed(sched, turn->judged);
+        tv_sched_judged_settle(sched, turn->judged, turn->draining);
     }
     if (turn->abort != NULL) {
         tv_sched_job_fail(sched, turn->abort, TV_DRAINING, "the server is going away");

@@ -75,6 +75,7 @@ struct tv_session {
     int64_t verify_rounds, verify_tokens; /* for the mean acceptance length */
 
     int busy;            /* an operation is queued or running */
+    int32_t holds;       /* comparisons of it under way: it does not expire */
     int gone;            /* deleted or expired: out of the table */
     int32_t running_seq; /* of that operation; 0: it takes no seq */
     uint8_t running_hash[32];
@@ -142,6 +143,10 @@ void tv_session_destroy(struct tv_session *session);
 void tv_session_occupy(struct tv_session *session, int32_t seq, const uint8_t *body_hash,
                        void *operation);
 void tv_session_idle(struct tv_sessions *table, struct tv_session *session);
+/* Keep it from expiring while something is read of it that needs no operation; its lease counts
+ * from the last one's end. It may be deleted meanwhile: find it again before letting go. */
+void tv_session_hold(struct tv_session *session);
+void tv_session_let_go(struct tv_session *session, int64_t now_us);
 
 enum tv_session_verdict {
     TV_SESSION_RUN,

@@ -204,10 +204,26 @@ void tv_session_idle(struct tv_sessions *table, struct tv_session *session)
     }
 }
 
-/* A busy session does not expire: its round finishes and renews the lease. */
+void tv_session_hold(struct tv_session *session)
+{
+    session->holds++;
+}
+
+void tv_session_let_go(struct tv_session *session, int64_t now_us)
+{
+    session->holds--;
+    tv_session_renew(session, 0, now_us);
+}
+
+/* A session in use does not expire: what uses it ends and renews the lease. */
+static int in_use(const struct tv_session *session)
+{
+    return session->busy || session->holds > 0;
+}
+
 static int lease_over(const struct tv_session *session, int64_t now_us)
 {
-    return !session->busy && now_us >= session->lease_expires_us;
+    return !in_use(session) && now_us >= session->lease_expires_us;
 }
 
 static void expire(struct tv_sessions *table, struct tv_session *session)
@@ -261,7 +277,7 @@ int64_t tv_sessions_sweep(struct tv_sessions *table, int64_t now_us)
             struct tv_session *next = session->next;
             if (lease_over(session, now_us)) {
                 expire(table, session);
-            } else if (!session->busy && session->lease_expires_us < earliest_us) {
+            } else if (!in_use(session) && session->lease_expires_us < earliest_us) {
                 earliest_us = session->lease_expires_us;
             }
             session = next;

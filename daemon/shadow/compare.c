@@ -122,13 +122,16 @@ static double logit_bound(const struct tv_shadow *shadow, const struct tv_parity
     return bound;
 }
 
-/* Everything but the totals. Path lock held. */
-static int compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
-                   struct tv_parity_report *report, enum tv_shadow_verdict *ret_verdict)
+/* Everything but the totals. */
+static int compare(struct tv_shadow *shadow, struct tv_kernels *ref,
+                   const struct tv_parity_case *parity_case, struct tv_parity_report *report,
+                   enum tv_shadow_verdict *ret_verdict)
 {
-    const struct tv_path_source source = {.config = tv_model_config(shadow->model),
-                                          .weights = tv_model_weights(shadow->model),
-                                          .device = shadow->params.device};
+    const struct tv_path_source source = {
+        .config = tv_model_config(shadow->model),
+        .weights = tv_model_weights(shadow->model),
+        .device = shadow->params.device,
+        .stops = {&shadow->stopping, parity_case->cancelled[0], parity_case->cancelled[1]}};
     int32_t vocab = source.config->vocab;
     int32_t nodes = parity_case->tree->count;
     const struct tv_shadow_round *round = parity_case->round;
@@ -145,7 +148,7 @@ static int compare(struct tv_shadow *shadow, const struct tv_parity_case *parity
     }
     if (rc == 0) {
         struct oracle_rows context = {.logits = oracle, .vocab = (size_t)vocab};
-        rc = tv_shadow_redraw(shadow->path_ref, vocab, parity_case, oracle_row, &context, &redraw);
+        rc = tv_shadow_redraw(ref, vocab, parity_case, oracle_row, &context, &redraw);
     }
     if (rc == 0) {
         report->path_rows = nodes;
@@ -168,8 +171,9 @@ static int compare(struct tv_shadow *shadow, const struct tv_parity_case *parity
     return rc;
 }
 
-int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
-                           struct tv_parity_report *ret_report)
+int tv_shadow_path_run(struct tv_shadow *shadow, struct tv_kernels *ref,
+                       const struct tv_parity_case *parity_case,
+                       struct tv_parity_report *ret_report)
 {
     if (shadow->model == NULL || shadow->cache == NULL) {
         tv_shadow_count(shadow, TV_SHADOW_SKIPPED);
@@ -184,9 +188,7 @@ int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case
     report.bound_kernel_rel_l2 = tv_cache_params(shadow->cache)->dtype == TV_F32
                                      ? TV_SHADOW_REL_L2_F32
                                      : TV_SHADOW_REL_L2_BF16;
-    pthread_mutex_lock(&shadow->path_lock);
-    int rc = compare(shadow, parity_case, &report, &verdict);
-    pthread_mutex_unlock(&shadow->path_lock);
+    int rc = compare(shadow, ref, parity_case, &report, &verdict);
     if (rc == 0 && verdict == TV_SHADOW_VIOLATION) {
         tv_shadow_reproduce_path(shadow, parity_case);
     }
@@ -195,5 +197,14 @@ int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case
         report.took_ms = (tv_clock_us() - start_us) / 1000;
         *ret_report = report;
     }
+    return rc;
+}
+
+int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
+                           struct tv_parity_report *ret_report)
+{
+    pthread_mutex_lock(&shadow->path_lock);
+    int rc = tv_shadow_path_run(shadow, shadow->path_ref, parity_case, ret_report);
+    pthread_mutex_unlock(&shadow->path_lock);
     return rc;
 }

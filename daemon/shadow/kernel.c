@@ -215,6 +215,10 @@ int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_roun
     int within = 1;
     int rc = judge_take(&judge);
     for (int32_t layer = 0; rc == 0 && layer < round->layer_count; layer++) {
+        if (tv_shadow_stopping(shadow)) {
+            rc = -ECANCELED;
+            break;
+        }
         tv_shadow_round_kv(round, layer, judge.kv);
         struct tv_verify_attn attn = attn_of(&judge, layer);
         rc = shadow->ref->verify_attn_naive(shadow->ref, &attn);

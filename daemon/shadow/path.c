@@ -323,6 +323,7 @@ static int layer_run(struct pass *pass, const struct tv_model_layer_weights *lay
         for (int32_t head = 0; head < config->heads; head++) {
             attend(pass, r, head);
         }
+        rc = tv_path_stopped(pass->source);
     }
     if (rc == 0) {
         rc = tv_path_linear(pass->source, &layer->o, pass->mixed, rows, 1, pass->x);

@@ -7,16 +7,21 @@
 #ifndef TV_SHADOW_PATH_H
 #define TV_SHADOW_PATH_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "model/model.h"
 #include "proto/tree.h"
+
+#define TV_PATH_STOPS 3
 
 /* Where the oracle's weights are. */
 struct tv_path_source {
     const struct tv_model_config *config;
     const struct tv_model_weights *weights;
     struct tv_kernels *device; /* for copies; NULL: weights are host memory */
+    /* Any of them not 0: give up with -ECANCELED between two steps. Relaxed; NULL: no such. */
+    const atomic_int *stops[TV_PATH_STOPS];
 };
 
 /* All sequences of one comparison, row after row: first the prefix, which they share and which is
@@ -37,11 +42,13 @@ void tv_path_rows_finish(struct tv_path_rows *rows);
 typedef void tv_path_kv(void *context, int32_t layer, const float *kv);
 
 /* Run the model; *ret_logits [nodes of the tree, vocab], malloc'd, the caller's. kv may be NULL.
- * 0, -ENOMEM, or a failed copy from the device. */
+ * 0, -ENOMEM, -ECANCELED, or a failed copy from the device. */
 int tv_path_forward(const struct tv_path_source *source, const struct tv_path_rows *rows,
                     int32_t node_count, tv_path_kv *kv, void *kv_context, float **ret_logits);
 
-/* path_math.c: y[r] (+)= w x[r] for every row; scratch: [cols] floats. */
+/* path_math.c: 0, or -ECANCELED once somebody asked for the end. */
+int tv_path_stopped(const struct tv_path_source *source);
+/* y[r] (+)= w x[r] for every row; scratch: [cols] floats. */
 int tv_path_linear(const struct tv_path_source *source, const struct tv_model_tensor *w,
                    const float *x, int32_t rows, int accumulate, float *y);
 void tv_path_rmsnorm(const float *x, int64_t x_stride, int32_t rows, int32_t dim,

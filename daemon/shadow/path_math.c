@@ -12,6 +12,16 @@
 
 #define LANES 16 /* partial sums of a product, added in a fixed order */
 
+int tv_path_stopped(const struct tv_path_source *source)
+{
+    int stop = 0;
+    for (int i = 0; i < TV_PATH_STOPS; i++) {
+        stop |= source->stops[i] != NULL &&
+                atomic_load_explicit(source->stops[i], memory_order_relaxed) != 0;
+    }
+    return stop ? -ECANCELED : 0;
+}
+
 static float widen_f16(uint16_t bits)
 {
     double sign = (bits & 0x8000u) != 0 ? -1.0 : 1.0;
@@ -120,6 +130,7 @@ int tv_path_linear(const struct tv_path_source *source, const struct tv_model_te
             float value = product(x + (size_t)r * (size_t)w->cols, row, w->cols);
             *at = accumulate ? *at + value : value;
         }
+        rc = tv_path_stopped(source);
     }
     free(owned);
     free(row);

@@ -90,19 +90,21 @@ struct tv_shadow {
     char *state_dir;
     const struct tv_model *model;
     struct tv_cache *cache;
-    struct tv_kernels *ref; /* the thread's */
+    struct tv_kernels *ref; /* the thread's, for both oracles */
     uint64_t rounds_seen;   /* worker thread: the sampling counter */
     int running;            /* the thread exists */
     pthread_t thread;
     atomic_size_t bytes_held; /* of all rounds that exist; relaxed: a bound, not an order */
 
-    pthread_mutex_t path_lock; /* one path comparison at a time; guards path_ref */
+    pthread_mutex_t path_lock; /* one comparison on demand at a time; guards path_ref */
     struct tv_kernels *path_ref;
 
-    pthread_mutex_t lock; /* guards what follows */
+    atomic_int stopping; /* relaxed: oracles look at it between two steps; set under the lock */
+
+    pthread_mutex_t lock; /* guards what follows, and done of every round in the queue or judged */
     pthread_cond_t changed;
-    struct tv_shadow_round *first, *last;
-    int stopping;
+    struct tv_shadow_round *first, *last; /* waited-for rounds first, each part oldest first */
+    struct tv_shadow_round *judged;       /* the one that the thread has; NULL: none */
     int64_t exact, near_tie, violation, skipped;
     struct tv_parity_kernel worst;
     struct tv_shadow_files files;
@@ -115,6 +117,8 @@ enum tv_shadow_verdict {
     TV_SHADOW_SKIPPED
 };
 
+/* 1: an oracle gives up at its next step. Any thread. */
+int tv_shadow_stopping(const struct tv_shadow *shadow);
 /* Adds one judged (or skipped) round to the totals. Any thread. */
 void tv_shadow_count(struct tv_shadow *shadow, enum tv_shadow_verdict verdict);
 
@@ -137,6 +141,11 @@ float tv_shadow_round_kv_at(const struct tv_shadow_round *round, int32_t layer, 
  * *ret_within; a negative errno when it could not run. Violating layers leave a reproducer. */
 int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_round *round,
                            struct tv_parity_kernel *ret_worst, int *ret_within);
+
+/* compare.c: the path oracle with this reference backend, which nobody else uses meanwhile. */
+int tv_shadow_path_run(struct tv_shadow *shadow, struct tv_kernels *ref,
+                       const struct tv_parity_case *parity_case,
+                       struct tv_parity_report *ret_report);
 
 /* redraw.c: draw the walk again from logits with ref/ and a walk of its own. */
 struct tv_shadow_redraw {

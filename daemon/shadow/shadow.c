@@ -34,6 +34,11 @@ void tv_shadow_count(struct tv_shadow *shadow, enum tv_shadow_verdict verdict)
     pthread_mutex_unlock(&shadow->lock);
 }
 
+int tv_shadow_stopping(const struct tv_shadow *shadow)
+{
+    return atomic_load_explicit(&shadow->stopping, memory_order_relaxed);
+}
+
 struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, int forced)
 {
     uint64_t number = shadow->rounds_seen++;
@@ -130,12 +135,18 @@ void tv_shadow_submit(struct tv_shadow *shadow, struct tv_shadow_round *round, t
     round->done_context = done_context;
     round->next = NULL;
     pthread_mutex_lock(&shadow->lock);
-    if (shadow->last != NULL) {
-        shadow->last->next = round;
-    } else {
-        shadow->first = round;
+    struct tv_shadow_round **link = shadow->last != NULL ? &shadow->last->next : &shadow->first;
+    if (done != NULL) { /* behind those that are waited for, before those that are not */
+        link = &shadow->first;
+        for (struct tv_shadow_round *other = shadow->first; other != NULL; other = other->next) {
+            link = other->done != NULL ? &other->next : link;
+        }
     }
-    shadow->last = round;
+    round->next = *link;
+    *link = round;
+    if (round->next == NULL) {
+        shadow->last = round;
+    }
     (void)pthread_cond_signal(&shadow->changed); /* cannot fail */
     pthread_mutex_unlock(&shadow->lock);
 }
@@ -146,6 +157,35 @@ void tv_shadow_abandon(struct tv_shadow *shadow, struct tv_shadow_round *round)
         tv_shadow_count(shadow, TV_SHADOW_SKIPPED);
         tv_shadow_round_free(shadow, round);
     }
+}
+
+int tv_shadow_forget(struct tv_shadow *shadow, const void *done_context)
+{
+    pthread_mutex_lock(&shadow->lock);
+    struct tv_shadow_round *round = shadow->judged;
+    if (round == NULL || round->done == NULL || round->done_context != done_context) {
+        round = shadow->first;
+        while (round != NULL && (round->done == NULL || round->done_context != done_context)) {
+            round = round->next;
+        }
+    }
+    if (round != NULL) {
+        round->done = NULL; /* it keeps its place */
+    }
+    pthread_mutex_unlock(&shadow->lock);
+    return round != NULL;
+}
+
+/* Under the lock, so that a forget in between has a before and an after. */
+static void round_tell(struct tv_shadow *shadow, struct tv_shadow_round *round,
+                       const struct tv_shadow_block *block)
+{
+    pthread_mutex_lock(&shadow->lock);
+    if (round->done != NULL) {
+        round->done(round->done_context, block);
+        round->done = NULL;
+    }
+    pthread_mutex_unlock(&shadow->lock);
 }
 
 /* Logits of the accepted nodes that were attached. */
@@ -226,9 +266,10 @@ static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
 {
     struct tv_shadow_block block = {0};
     tv_shadow_count(shadow, round_judge(shadow, round, &block));
-    if (round->done != NULL) {
-        round->done(round->done_context, &block);
+    if (!block.ran) {
+        block.skipped = tv_shadow_stopping(shadow) ? "draining" : "queue";
     }
+    round_tell(shadow, round, &block);
     if (round->want_path) {
         struct tv_parity_report report = {0};
         struct tv_parity_case parity_case = case_of(round);
@@ -236,10 +277,10 @@ static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
         if (round->attached.tree.count == 0 || parity_case.prefix == NULL || device_apart) {
             tv_shadow_count(shadow, TV_SHADOW_SKIPPED); /* its weights are the worker's to copy */
         } else {
-            (void)tv_shadow_path_compare(shadow, &parity_case, &report); /* counts itself */
+            /* counts itself */
+            (void)tv_shadow_path_run(shadow, shadow->ref, &parity_case, &report);
         }
     }
-    tv_shadow_round_free(shadow, round);
 }
 
 static void *thread_main(void *context)
@@ -247,7 +288,7 @@ static void *thread_main(void *context)
     struct tv_shadow *shadow = context;
     pthread_mutex_lock(&shadow->lock);
     for (;;) {
-        while (shadow->first == NULL && !shadow->stopping) {
+        while (shadow->first == NULL && !tv_shadow_stopping(shadow)) {
             (void)pthread_cond_wait(&shadow->changed, &shadow->lock);
         }
         struct tv_shadow_round *round = shadow->first;
@@ -258,12 +299,22 @@ static void *thread_main(void *context)
         if (shadow->first == NULL) {
             shadow->last = NULL;
         }
-        int dropped = shadow->stopping && round->done == NULL; /* a stop must not wait for them */
+        shadow->judged = round;
+        int dropped = tv_shadow_stopping(shadow); /* a stop must not wait for a backlog */
+        pthread_mutex_unlock(&shadow->lock);
+        if (dropped) {
+            const struct tv_shadow_block block = {.skipped = "draining"};
+            round_tell(shadow, round, &block);
+        } else {
+            round_run(shadow, round);
+        }
+        pthread_mutex_lock(&shadow->lock);
+        shadow->judged = NULL;
         pthread_mutex_unlock(&shadow->lock);
         if (dropped) {
             tv_shadow_abandon(shadow, round);
         } else {
-            round_run(shadow, round);
+            tv_shadow_round_free(shadow, round);
         }
         pthread_mutex_lock(&shadow->lock);
     }
@@ -298,6 +349,7 @@ int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_mode
     shadow->model = model;
     shadow->cache = cache;
     atomic_init(&shadow->bytes_held, 0);
+    atomic_init(&shadow->stopping, 0);
     (void)pthread_mutex_init(&shadow->path_lock, NULL); /* default attributes cannot fail */
     (void)pthread_mutex_init(&shadow->lock, NULL);
     (void)pthread_cond_init(&shadow->changed, NULL);
@@ -331,7 +383,7 @@ void tv_shadow_destroy(struct tv_shadow *shadow)
     }
     if (shadow->running) {
         pthread_mutex_lock(&shadow->lock);
-        shadow->stopping = 1;
+        atomic_store_explicit(&shadow->stopping, 1, memory_order_relaxed);
         (void)pthread_cond_signal(&shadow->changed);
         pthread_mutex_unlock(&shadow->lock);
         (void)pthread_join(shadow->thread, NULL); /* it is ours and joinable */

@@ -8,6 +8,7 @@
 #ifndef TV_SHADOW_SHADOW_H
 #define TV_SHADOW_SHADOW_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -31,7 +32,7 @@ struct tv_shadow_params {
 /* model and cache may be NULL (engine without them): every round is then skipped. */
 int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_model *model,
                      struct tv_cache *cache, struct tv_shadow **ret_shadow);
-/* Judges queued rounds that somebody waits for first; the others are skipped. */
+/* Skips what is queued, whoever waits for it, and ends a judgement under way between two layers. */
 void tv_shadow_destroy(struct tv_shadow *shadow);
 
 /* Worker thread. Decide whether this round is judged (always when forced); NULL: it is not. */
@@ -39,11 +40,16 @@ struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, int forced);
 /* A tv_model_layer_hook: copies q, out, lse, tail rows; pins prefix pages. context = the round. */
 void tv_shadow_layer(void *context, int32_t layer, const struct tv_verify_attn *attn);
 /* Hand the finished round over. done (may be NULL) is called on the shadow thread with the block
- * for want.shadow; never blocks the caller. */
+ * for want.shadow, while a lock of the shadow is held: it must not call the shadow. Rounds with a
+ * done are judged before those without. Never waits for a judgement. */
 typedef void tv_shadow_done(void *context, const struct tv_shadow_block *block);
 void tv_shadow_submit(struct tv_shadow *shadow, struct tv_shadow_round *round, tv_shadow_done *done,
                       void *done_context);
 void tv_shadow_abandon(struct tv_shadow *shadow, struct tv_shadow_round *round);
+/* Nobody waits for this context's round any more. 1: its done will never be called; 0: it has been,
+ * or no such round was submitted. The round itself is still judged and counted. Any thread, without
+ * locks that done takes. */
+int tv_shadow_forget(struct tv_shadow *shadow, const void *done_context);
 
 /* A fast result to be judged by the path oracle (POST /v1/parity), or redrawn by the thread. */
 struct tv_parity_case {
@@ -58,6 +64,8 @@ struct tv_parity_case {
     /* The same round as captured through tv_shadow_layer, not yet submitted: its KV rows are
      * compared too. NULL: they are not, and kv_equal is 1. */
     const struct tv_shadow_round *round;
+    /* Any of them not 0: give up with -ECANCELED at the next step. NULL: no such. */
+    const atomic_int *cancelled[2];
 };
 /* Between verify (with lend_logits) and submit, for every round that begin gave: copies what the
  * thread needs to draw the walk again with ref/ (tokens_equal; without this call it only tells

@@ -25,6 +25,7 @@ void tv_engine_fixture_open(struct tv_engine_fixture *fixture,
         .max_len = options->max_len,
         .pages = options->pages > 0 ? options->pages : 4096 / page_size,
         .poison = !options->no_poison,
+        .kv_dtype = options->kv_dtype,
         .threads = 1};
     memset(fixture, 0, sizeof *fixture);
     tv_fixture_open(&fixture->base, &base);

@@ -83,10 +83,15 @@ static void read_blocks(const struct tv_json_value *root, struct tv_round *round
     if (shadow != NULL) {
         const struct tv_json_value *kernel = need(shadow, "kernel");
         parts->shadow =
-            (struct tv_shadow_block){flag(shadow, "ran"),
-                                     {(int32_t)number(kernel, "layers"), real(kernel, "max_abs"),
-                                      real(kernel, "max_rel"), real(kernel, "rel_l2")},
-                                     flag(shadow, "tokens_equal")};
+            (struct tv_shadow_block){.ran = flag(shadow, "ran"),
+                                     .kernel = {.layers = (int32_t)number(kernel, "layers"),
+                                                .max_abs = real(kernel, "max_abs"),
+                                                .max_rel = real(kernel, "max_rel"),
+                                                .rel_l2 = real(kernel, "rel_l2")},
+                                     .tokens_equal = flag(shadow, "tokens_equal")};
+        if (tv_json_member(shadow, "skipped") != NULL) {
+            parts->shadow.skipped = text(shadow, "skipped");
+        }
         round->shadow = &parts->shadow;
     }
 }

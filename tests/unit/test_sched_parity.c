@@ -11,56 +11,7 @@
 
 #include <cmocka.h>
 
-#include "engine_fixture.h"
-#include "test_sched_fixture.h"
-
-struct real {
-    struct fixture fixture;
-    struct tv_engine_fixture engine;
-    struct tv_shadow *shadow;
-    int64_t free_at_start; /* the engine keeps a page for its self-test */
-};
-
-static int real_setup(void **state)
-{
-    struct tv_engine_fixture_options options = {.model = "v2lite", .max_len = 256};
-    struct tv_shadow_params params = {.probability = 1.0, .queue_bytes_max = 64u << 20};
-    struct real *real = calloc(1, sizeof *real);
-    assert_non_null(real);
-    tv_engine_fixture_open(&real->engine, &options);
-    assert_int_equal(
-        tv_shadow_create(&params, real->engine.base.model, real->engine.base.cache, &real->shadow),
-        0);
-    struct tv_cache_counts counts;
-    tv_cache_counts(real->engine.base.cache, &counts);
-    real->free_at_start = counts.free;
-    struct tv_config *config = &real->fixture.config;
-    (void)snprintf(config->backend, sizeof config->backend, "cpu");
-    config->page_size = 64;
-    config->max_nodes = 64;
-    config->max_depth = 32;
-    config->max_sessions = 4;
-    config->queue_max = 8;
-    config->inline_bytes = 1 << 20;
-    real->fixture.engine = real->engine.engine;
-    assert_int_equal(
-        tv_sched_create(config, real->engine.engine, real->shadow, &real->fixture.sched), 0);
-    *state = real;
-    return 0;
-}
-
-static int real_teardown(void **state)
-{
-    struct real *real = *state;
-    struct tv_cache_counts counts;
-    tv_sched_destroy(real->fixture.sched);
-    tv_shadow_destroy(real->shadow);
-    tv_cache_counts(real->engine.base.cache, &counts);
-    assert_int_equal(counts.free, real->free_at_start); /* no session, no pin left a page behind */
-    tv_engine_fixture_close(&real->engine);
-    free(real);
-    return 0;
-}
+#include "sched_real_fixture.h"
 
 static void assert_clean(struct fixture *fixture, int64_t rounds_min)
 {
@@ -110,10 +61,11 @@ static void a_round_waits_for_its_oracle(void **state)
 
 static void the_built_in_case_and_a_body_agree_with_the_oracles(void **state)
 {
-    static const char *const bodies[] = {
-        "{}", "{\"tokens\":[],\"tree\":{\"tokens\":[1],\"parents\":[-1]}}",
+    static const char sampled[] =
         "{\"tokens\":[9,8,7],\"tree\":{\"tokens\":[1,2,3,4],\"parents\":[-1,0,0,2]},"
-        "\"sampling\":{\"temperature\":0.8,\"top_p\":0.9,\"seed\":\"11\"}}"};
+        "\"sampling\":{\"temperature\":0.8,\"top_p\":0.9,\"seed\":\"11\"}}";
+    static const char *const bodies[] = {
+        "{}", "{\"tokens\":[],\"tree\":{\"tokens\":[1],\"parents\":[-1]}}", sampled};
     struct fixture *fixture = *state;
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
         struct tv_call *call = call_make(fixture, TV_CALL_PARITY, "", "%s", bodies[i]);

@@ -4,9 +4,11 @@
  * What a violation leaves on disk is test_shadow_reproducers.c's. Runs on bundled checkpoints with
  * a poisoned pool.
  */
+#include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -292,42 +294,78 @@ static void sampled_path_rounds(void **state)
     bench_close(&bench);
 }
 
-/* Called on the oracle's thread, which goes on once the stop has begun. */
-static void hold_until_stop(void *context, const struct tv_shadow_block *block)
+static struct tv_shadow *held;
+static int (*naive)(struct tv_kernels *k, const struct tv_verify_attn *args);
+
+/* On the oracle's thread, which goes on once the stop has begun. */
+static int naive_held(struct tv_kernels *k, const struct tv_verify_attn *args)
 {
-    struct tv_shadow *shadow = context;
-    int stopping = 0;
-    (void)block;
-    while (!stopping) {
-        (void)pthread_mutex_lock(&shadow->lock);
-        stopping = shadow->stopping;
-        (void)pthread_mutex_unlock(&shadow->lock);
+    while (!tv_shadow_stopping(held)) {
         (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
+    return naive(k, args);
 }
 
-/* What waits when the daemon stops is dropped: with every round judged it took minutes. */
+/* What waits when the daemon stops is dropped, and a judgement ends at its next layer: with every
+ * round judged the stop took minutes. Who waits for a word is told that there is none. */
 static void stop_does_not_judge_what_waits(void **state)
 {
     (void)state;
     struct bench bench;
+    struct waiter waiters[3];
     struct tv_cache_counts before, after;
     bench_open(&bench, "v3", 16, 1.0, QUEUE_BYTES, 1);
+    held = bench.shadow;
+    naive = bench.shadow->ref->verify_attn_naive;
+    bench.shadow->ref->verify_attn_naive = naive_held;
     tv_cache_counts(bench.fixture.base.cache, &before);
-    for (int i = 0; i < 2; i++) { /* the second would leave a reproducer */
-        struct planted planted = {.fault = i == 1 ? FAULT_OUTPUT : FAULT_NONE, .layer = 1};
+    for (int i = 0; i < 3; i++) { /* each would leave a reproducer */
+        struct planted planted = {.fault = FAULT_OUTPUT, .layer = 1};
         struct tv_round_out out;
+        waiters[i] =
+            (struct waiter){.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
         planted.round = tv_shadow_begin(bench.shadow, 1);
         assert_non_null(planted.round);
         round_run(&bench, &planted, &out);
-        tv_shadow_submit(bench.shadow, planted.round, i == 0 ? hold_until_stop : NULL,
-                         bench.shadow);
+        tv_shadow_submit(bench.shadow, planted.round, waiter_done, &waiters[i]);
     }
+    assert_int_equal(tv_shadow_forget(bench.shadow, &waiters[1]), 1);
+    assert_int_equal(tv_shadow_forget(bench.shadow, &waiters[1]), 0);
     tv_shadow_destroy(bench.shadow);
     bench.shadow = NULL;
     tv_cache_counts(bench.fixture.base.cache, &after);
     assert_true(before.free == after.free && after.shared == 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(waiters[i].done, i != 1);
+        assert_int_equal(waiters[i].block.ran, 0);
+    }
+    assert_string_equal(waiters[0].block.skipped, "draining");
+    assert_string_equal(waiters[2].block.skipped, "draining");
     assert_int_equal(rmdir(bench.dir), 0); /* empty */
+    bench_close(&bench);
+}
+
+/* A comparison gives up when it is told to: its caller may be about to stop. */
+static void comparisons_can_be_cancelled(void **state)
+{
+    (void)state;
+    struct bench bench;
+    struct planted planted = {.fault = FAULT_NONE};
+    struct tv_parity_violation violations[32];
+    struct tv_parity_report report = {0};
+    struct tv_round_out out;
+    atomic_int cancelled;
+    atomic_init(&cancelled, 1);
+    bench_open(&bench, "v3", 64, 0.0, QUEUE_BYTES, 0);
+    round_run(&bench, &planted, &out);
+    struct tv_parity_case parity_case = case_of(&bench, &out, NULL);
+    parity_case.cancelled[1] = &cancelled;
+    assert_int_equal(tv_shadow_path_compare(bench.shadow, &parity_case, &report), -ECANCELED);
+    assert_int_equal(totals_of(&bench, violations).skipped, 1);
+    atomic_store(&cancelled, 0);
+    assert_int_equal(tv_shadow_path_compare(bench.shadow, &parity_case, &report), 0);
+    assert_int_equal(report.ok, 1);
+    assert_int_equal(totals_of(&bench, violations).skipped, 1);
     bench_close(&bench);
 }
 
@@ -342,6 +380,7 @@ int main(void)
         cmocka_unit_test(captured_rows_outlive_the_session),
         cmocka_unit_test(sampled_path_rounds),
         cmocka_unit_test(stop_does_not_judge_what_waits),
+        cmocka_unit_test(comparisons_can_be_cancelled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
