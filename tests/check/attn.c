@@ -214,6 +214,33 @@ static void gather(struct run *run, const struct attn_problem *p, const struct t
     }
 }
 
+/* Run again on poisoned memory; fails the check when a bit of the outputs differs. */
+static void repeat(struct check *c, struct run *run, const struct attn_layout *layout,
+                   const struct tv_verify_attn *a, size_t out_bytes, size_t lse_bytes)
+{
+    struct tv_kernels *k = run->k;
+    char *first = run_host(run, out_bytes + lse_bytes);
+    char *again = run_host(run, out_bytes + lse_bytes);
+    for (int32_t i = 0; i <= layout->repeats; i++) {
+        char *to = i == 0 ? first : again;
+        int rc = 0;
+        if (i > 0) {
+            rc = k->fill(k, a->workspace, 0xff, a->workspace_bytes);
+            rc = rc != 0 ? rc : k->fill(k, a->out, 0xff, out_bytes);
+            rc = rc != 0 ? rc : k->fill(k, a->lse, 0xff, lse_bytes);
+            rc = rc != 0 ? rc : k->verify_attn(k, a);
+        }
+        rc = rc != 0 ? rc : k->download(k, to, a->out, out_bytes);
+        rc = rc != 0 ? rc : k->download(k, to + out_bytes, a->lse, lse_bytes);
+        rc = rc != 0 ? rc : k->sync(k);
+        if (rc != 0 || (i > 0 && memcmp(first, again, out_bytes + lse_bytes) != 0)) {
+            check_fail(c, "repeat %d of %d splits: %s", i, layout->splits,
+                       rc != 0 ? "failed" : "other bits");
+            return;
+        }
+    }
+}
+
 int attn_run(struct check *c, struct tv_kernels *k, const struct attn_problem *p,
              const struct attn_layout *layout, struct attn_result *ret_result)
 {
@@ -241,6 +268,10 @@ int attn_run(struct check *c, struct tv_kernels *k, const struct attn_problem *p
     int rc = layout->naive ? k->verify_attn_naive(k, &a) : k->verify_attn(k, &a);
     ret_result->out = check_host(c, (size_t)attn_out_count(p) * sizeof(float));
     ret_result->lse = check_host(c, (size_t)attn_lse_count(p) * sizeof(float));
+    if (rc == 0 && layout->repeats > 0 && !layout->naive) {
+        repeat(c, &run, layout, &a, out_bytes * tv_dtype_size(p->out_dtype),
+               (size_t)rows * (size_t)p->heads * sizeof(float));
+    }
     if (rc == 0) {
         gather(&run, p, &a, rows, row_of, ret_result);
     } else if (rc != -ENOTSUP) {

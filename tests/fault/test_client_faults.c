@@ -33,7 +33,8 @@ static const struct {
     const char *request, *status, *body;
 } answers[] = {
     {"GET /v1/model ", "200 OK",
-     "{\"name\":\"m\",\"vocab\":307,\"max_len\":4096,\"limits\":{\"max_nodes\":64,\"max_depth\":16}"
+     "{\"name\":\"m\",\"vocab\":307,\"max_len\":4096,"
+     "\"limits\":{\"max_nodes\":64,\"max_depth\":16}"
      "}"},
     {"GET /healthz ", "200 OK", "{\"status\":\"ok\"}"},
     {"POST /v1/sessions ", "201 Created",

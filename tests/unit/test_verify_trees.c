@@ -233,9 +233,56 @@ static void random_trees_equal_their_paths_b05_b07(void **state)
     trees_run("v3", 64, tv_test_scaled(200), 4);
 }
 
+/* Node counts around the words of a mask, up to what the engine takes; every node is checked. */
+static void node_counts_equal_their_paths_b05(void **state)
+{
+    (void)state;
+    static const int32_t counts[PREFIX_LENS] = {
+        1, 2, 31, 32, 33, 63, 64, 65, 127, 128, TV_TREE_NODES_MAX};
+    struct tv_engine_fixture fixture;
+    struct tv_engine_fixture_options options = {
+        .model = "v3", .page_size = 16, .rows_max = TV_TREE_NODES_MAX, .pages = 256};
+    struct tv_test_random random = {.state = 5};
+    int32_t prefix[65];
+    int64_t floats = 0, checked = 0;
+    double worst = 0.0;
+    float *refs = tv_refs_floats(tv_fixture_dir("v3"), "seq_logits", &floats);
+    assert_non_null(refs);
+    double bound = tv_fixture_bound(refs, floats);
+    free(refs);
+    tv_engine_fixture_open(&fixture, &options);
+    struct tv_engine *engine = fixture.engine;
+    struct tv_round_rule rule = tv_test_greedy(engine);
+    tv_test_prefix_fill(prefix, 65, engine->vocab, 9);
+    size_t sizes = tv_test_scaled(100) < 100 ? PREFIX_LENS - 1 : PREFIX_LENS; /* slow: the last */
+    for (size_t c = 0; c < sizes; c++) {
+        struct tv_context *context = tv_test_context(engine);
+        struct tv_round_out out;
+        struct tv_tree tree;
+        (void)tv_test_prefill(engine, context, prefix, prefix_lens[c], NULL);
+        do { /* paths of at most NODES_MAX nodes */
+            tv_test_tree_random(&tree, counts[c], engine->vocab, 3, &random);
+        } while (tree.depth >= NODES_MAX && (tv_tree_finish(&tree), 1));
+        tv_test_verify(engine, context, &tree, &rule, 0, &out);
+        size_t bytes = (size_t)tree.count * (size_t)engine->vocab * sizeof(float);
+        float *logits = malloc(bytes);
+        assert_non_null(logits);
+        memcpy(logits, out.logits, bytes);
+        worst = fmax(worst, paths_against(&fixture, context, &tree, logits));
+        assert_true(worst <= bound);
+        checked += tree.count;
+        free(logits);
+        tv_tree_finish(&tree);
+        engine->ops->context_close(engine, context);
+    }
+    print_message("%lld nodes: path %.2e, bound %.1e\n", (long long)checked, worst, bound);
+    tv_engine_fixture_close(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(node_counts_equal_their_paths_b05),
         cmocka_unit_test(random_trees_equal_their_paths_b05_b07),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
