@@ -1,8 +1,10 @@
 /*
  * test_verify_trees.c - random trees: every node's logits are those of its path as plain text.
  *
- * Also: more siblings never shorten the accepted path, and the order of the nodes does not matter.
- * Prefix lengths lie around page borders; the pool is poisoned.
+ * Bit for bit against the path verified as a chain, which is the same kernels without branches;
+ * within a bound against the path in the expanded form, which is other arithmetic. Siblings and
+ * the order of the nodes change no bit, so they never change what is accepted. Prefix lengths lie
+ * around page borders; the pool is poisoned.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -20,6 +22,10 @@
 
 #define NODES_MAX 24
 
+/* Absorbed against expanded form in f32: a fifth of the bound against third-party logits, so 1e-4
+ * at the usual spread. Over these 1,000 trees the two were at most 4.2e-5 apart. */
+#define PATH_BOUND_SHARE 0.2
+
 static const int32_t prefix_lens[] = {0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65};
 #define PREFIX_LENS (sizeof prefix_lens / sizeof prefix_lens[0])
 
@@ -33,7 +39,8 @@ static double worst_difference(const float *a, const float *b, int32_t count)
     return worst;
 }
 
-/* Every leaf's path in the expanded form, one token after the other, behind the same prefix. */
+/* Every node's path behind the same prefix: as a chain its bits are the node's, and the return
+ * value is the largest difference to the expanded form. */
 static double paths_against(struct tv_engine_fixture *fixture, struct tv_context *context,
                             const struct tv_tree *tree, const float *logits)
 {
@@ -47,9 +54,13 @@ static double paths_against(struct tv_engine_fixture *fixture, struct tv_context
             path[at] = tree->tokens[i];
         }
         int32_t rows = depth + 1;
+        const float *want = logits + (size_t)node * (size_t)engine->vocab;
+        const float *chain = tv_fixture_chain(&fixture->base, &context->seq, path, rows);
+        assert_memory_equal(chain + (size_t)depth * (size_t)engine->vocab, want,
+                            (size_t)engine->vocab * sizeof *want);
+        tv_cache_drop(fixture->base.cache, &context->seq);
         const float *row = tv_fixture_prefill(&fixture->base, &context->seq, path, rows, rows);
-        double delta =
-            worst_difference(row, logits + (size_t)node * (size_t)engine->vocab, engine->vocab);
+        double delta = worst_difference(row, want, engine->vocab);
         worst = delta > worst || isnan(delta) ? delta : worst;
         assert_int_equal(engine->ops->truncate(engine, context, len), 0);
     }
@@ -99,7 +110,6 @@ static void tree_grow(const struct tv_tree *tree, int32_t vocab, struct tv_test_
 struct outcome {
     int32_t accepted_count, pending;
     int32_t nodes[NODES_MAX];
-    float margin;
     float *logits; /* [nodes, vocab] */
 };
 
@@ -112,7 +122,6 @@ static void outcome_take(struct tv_engine *engine, struct tv_context *context,
     size_t bytes = (size_t)tree->count * (size_t)engine->vocab * sizeof(float);
     outcome->accepted_count = out.accepted_count;
     outcome->pending = out.end.token;
-    outcome->margin = out.end.has_margin ? out.end.margin : INFINITY;
     assert_in_range(out.accepted_count, 1, tree->depth + 1);
     memcpy(outcome->nodes, out.nodes, (size_t)out.accepted_count * sizeof *out.nodes);
     outcome->logits = malloc(bytes);
@@ -144,7 +153,7 @@ static void tree_right(struct tv_engine *engine, struct tv_context *context, str
 }
 
 static void tree_case(struct tv_engine_fixture *fixture, struct tv_test_random *random,
-                      double bound, double *worst_path, double *worst_order)
+                      double bound, double *worst_path)
 {
     struct tv_engine *engine = fixture->engine;
     struct tv_context *context = tv_test_context(engine);
@@ -170,29 +179,23 @@ static void tree_case(struct tv_engine_fixture *fixture, struct tv_test_random *
 
     tree_reorder(&tree, random, &reordered, to);
     outcome_take(engine, context, &reordered, &rule, &second);
+    size_t row_bytes = (size_t)engine->vocab * sizeof(float);
     for (int32_t i = 0; i < tree.count; i++) {
-        double delta =
-            worst_difference(first.logits + (size_t)i * (size_t)engine->vocab,
-                             second.logits + (size_t)to[i] * (size_t)engine->vocab, engine->vocab);
-        *worst_order = fmax(*worst_order, delta);
-        assert_true(delta <= bound);
+        assert_memory_equal(second.logits + (size_t)to[i] * (size_t)engine->vocab,
+                            first.logits + (size_t)i * (size_t)engine->vocab, row_bytes);
     }
-    double noise = 2.0 * bound;
-    if ((double)first.margin > noise && (double)second.margin > noise) {
-        assert_int_equal(first.accepted_count, second.accepted_count);
-        assert_int_equal(first.pending, second.pending);
-        for (int32_t i = 0; i < first.accepted_count; i++) {
-            assert_int_equal(to[first.nodes[i]], second.nodes[i]);
-        }
+    assert_int_equal(first.accepted_count, second.accepted_count);
+    assert_int_equal(first.pending, second.pending);
+    for (int32_t i = 0; i < first.accepted_count; i++) {
+        assert_int_equal(to[first.nodes[i]], second.nodes[i]);
     }
 
     tree_grow(&tree, engine->vocab, random, &grown);
     outcome_take(engine, context, &grown, &rule, &third);
-    if ((double)first.margin > noise) {
-        assert_true(third.accepted_count >= first.accepted_count);
-        assert_memory_equal(third.nodes, first.nodes,
-                            (size_t)first.accepted_count * sizeof *first.nodes);
-    }
+    assert_memory_equal(third.logits, first.logits, (size_t)tree.count * row_bytes);
+    assert_true(third.accepted_count >= first.accepted_count);
+    assert_memory_equal(third.nodes, first.nodes,
+                        (size_t)first.accepted_count * sizeof *first.nodes);
     free(first.logits);
     free(second.logits);
     free(third.logits);
@@ -207,19 +210,19 @@ static void trees_run(const char *model, int32_t page_size, int32_t count, uint6
     struct tv_engine_fixture fixture;
     struct tv_test_random random = {.state = seed};
     struct tv_engine_fixture_options options = {.model = model, .page_size = page_size};
-    double worst_path = 0.0, worst_order = 0.0;
+    double worst_path = 0.0;
     int64_t floats = 0;
     float *refs = tv_refs_floats(tv_fixture_dir(model), "seq_logits", &floats);
     assert_non_null(refs);
-    double bound = tv_fixture_bound(refs, floats);
+    double bound = tv_fixture_bound(refs, floats) * PATH_BOUND_SHARE;
     free(refs);
     tv_engine_fixture_open(&fixture, &options);
     for (int32_t i = 0; i < count; i++) {
-        tree_case(&fixture, &random, bound, &worst_path, &worst_order);
+        tree_case(&fixture, &random, bound, &worst_path);
     }
     print_message(
-        "%s page %d: %d trees, seed %llu: path %.2e, order %.2e, noise %.2e, bound %.1e\n", model,
-        page_size, count, (unsigned long long)seed, worst_path, worst_order, fixture.engine->noise,
+        "%s page %d: %d trees, seed %llu: expanded form within %.2e, noise %.2e, bound %.1e\n",
+        model, page_size, count, (unsigned long long)seed, worst_path, fixture.engine->noise,
         bound);
     tv_engine_fixture_close(&fixture);
 }
