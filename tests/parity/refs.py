@@ -1,8 +1,8 @@
 """Logits of every bundled checkpoint against the third-party references, through the HTTP API.
 
 For page sizes 16, 64 and 128 with unused KV rows poisoned: seq_* by chain trees in one launch, tree_* as
-they are, and sessions prefilled in pieces of 1, 7, 64 and 65 tokens, whose trees must answer the same
-bits as a one-shot call on the same prefix. Bounds: kernels/README.md ("What counts as equal").
+they are, and trees of sessions prefilled in one piece and in pieces of 1, 7, 64 and 65 tokens, which must
+also answer the bits of a one-shot call on the same prefix. Bounds: kernels/README.md ("What counts as equal").
 
 usage: refs.py TREEVERIFYD MODELS_DIR [--page-sizes 16,64,128] [--names v2lite,...]
 TV_TEST_SCALE below 1 takes the first page size only (sanitizer builds).
@@ -15,10 +15,12 @@ import sys
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import draw
 import safetensors
 from daemon import Daemon, Session, floats
 
 CHAIN_NODES = 64
+PIECES = (None, 1, 7, 64, 65)  # tokens of a prefill; None: the whole prompt
 GREEDY = {"rule": "greedy"}
 ALL_LOGITS = {"logits": {"rows": "all", "dtype": "f32"}}
 
@@ -76,29 +78,66 @@ def check_trees(report, client, label, refs):
         report.logits(f"{label} tree_{kind}", logits[1:], refs[f"tree_{kind}_logits"])
 
 
-def check_pieces(report, client, label, refs):
-    """Sessions built in pieces: greedy pending = reference argmax, logits bit-equal to one-shot."""
-    tokens = [int(t) for t in refs["seq_tokens"]]
+def in_pieces(client, tokens, piece, sampling):
+    """A session on tokens, built `piece` tokens at a time; yields it after each."""
+    session = Session(client, tokens[:piece], sampling=sampling)
+    yield session, piece
+    for start in range(piece, len(tokens), piece):
+        end = min(start + piece, len(tokens))
+        session.extend(tokens[start:end])
+        yield session, end
+
+
+def check_pending(report, client, label, refs):
+    """Greedy pending tokens of sessions built in pieces are the references' argmax."""
+    tokens = [int(t) for t in refs["seq_tokens"][:131]]
     argmax = refs["seq_logits"].argmax(axis=1)
-    length = 131
-    rng = np.random.default_rng(5)
-    parents = [0, 0, 1, 1, 2, 3, 5, 6]
-    drafts = [int(t) for t in rng.choice(len(refs["seq_logits"][0]), len(parents), replace=False)]
-    for piece in (length, 1, 7, 64, 65):
-        session = Session(client, tokens[:piece], sampling=GREEDY)
-        right = session.state["pending"] == argmax[piece - 1]
-        for start in range(piece, length, piece):
-            end = min(start + piece, length)
-            answer = session.extend(tokens[start:end])
-            right = right and answer["pending"] == argmax[end - 1]
-        report.check(right, f"{label} pieces of {piece}: pending = reference argmax throughout")
-        pending = session.state["pending"]
-        alone, _ = one_shot(client, tokens[:length], [pending, *drafts], [-1, *parents])
-        answer = session.verify(drafts, parents, want=ALL_LOGITS)
+    for piece in PIECES:
+        right = True
+        for session, end in in_pieces(client, tokens, piece or len(tokens), GREEDY):
+            right = right and session.state["pending"] == argmax[end - 1]
+        report.check(right, f"{label} pieces of {piece or 'all'}: pending = reference argmax throughout")
+        session.close()
+
+
+def seed_that_draws(token, position, vocab):
+    """A seed whose noise alone draws the token there: a session's pending token is the model's choice,
+    and at temperature 100 the noise is what chooses."""
+    flat = np.zeros(vocab, dtype=np.float32)
+    for seed in range(100000):
+        drawn, margin = draw.draw(flat, position, seed, 100.0)
+        if drawn == token and margin > 0.5:
+            return str(seed)
+    raise AssertionError(f"no seed draws {token} at {position}")
+
+
+def reference_tree(refs):
+    """(prefix, tokens, parents, rows of the launch that have references, their logits): the random
+    tree, or a chain of the sequence for a checkpoint without trees."""
+    if "tree_prefix" in refs:
+        prefix = [int(t) for t in refs["tree_prefix"]]
+        tokens = [prefix[-1], *(int(t) for t in refs["tree_random_tokens"])]
+        parents = [-1, *(int(p) + 1 for p in refs["tree_random_parents"])]
+        return prefix[:-1], tokens, parents, slice(1, None), refs["tree_random_logits"]
+    tokens = [int(t) for t in refs["seq_tokens"][: 131 + CHAIN_NODES]]
+    part = tokens[131:]
+    return tokens[:131], part, list(range(-1, len(part) - 1)), slice(None), refs["seq_logits"][131:][: len(part)]
+
+
+def check_pieces(report, client, label, refs):
+    """Trees of sessions prefilled in pieces: the references' logits, and the bits of a one-shot call."""
+    prefix, tokens, parents, rows, want = reference_tree(refs)
+    sampling = {"temperature": 100.0, "seed": seed_that_draws(tokens[0], len(prefix), want.shape[1])}
+    alone, _ = one_shot(client, prefix, tokens, parents)
+    for piece in PIECES:
+        for session, _ in in_pieces(client, prefix, piece or len(prefix), sampling):
+            pass
+        assert session.state["pending"] == tokens[0]
+        answer = session.verify(tokens[1:], parents[1:], want=ALL_LOGITS)
         got = np.array(floats(answer["logits"]), dtype=np.float32).reshape(alone.shape)
+        report.logits(f"{label} pieces of {piece or 'all'}", got[rows], want)
         same = bool((got.view(np.uint32) == alone.view(np.uint32)).all())
-        worst = float(np.abs(got - alone).max())
-        report.check(same, f"{label} pieces of {piece}: tree bit-equal to one-shot ({worst:.1e})")
+        report.check(same, f"{label} pieces of {piece or 'all'}: bit-equal to one-shot")
         session.close()
 
 
@@ -133,6 +172,7 @@ def main():
                 client = daemon.client()
                 check_sequence(report, client, label, refs)
                 check_trees(report, client, label, refs)
+                check_pending(report, client, label, refs)
                 check_pieces(report, client, label, refs)
                 check_greedy(report, client, label, refs)
                 client.close()

@@ -1,7 +1,7 @@
 """Start a treeverifyd on loopback, talk to it, stop it. Used by every black-box suite.
 
-Standard library only. A Daemon is a context manager; its output goes to a file that is shown when the
-process dies. No test sleeps: the start is read from the `listening` line.
+Every answer is checked against proto/openapi.yaml. A Daemon is a context manager; its output goes to a
+file that is shown when the process dies. No test sleeps: the start is read from the `listening` line.
 """
 
 import base64
@@ -12,6 +12,12 @@ import signal
 import struct
 import subprocess
 import tempfile
+
+from openapi import Contract
+
+CONTRACT = Contract(
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "proto", "openapi.yaml")
+)
 
 
 class Problem(Exception):
@@ -82,7 +88,9 @@ class Client:
             sent.setdefault("Content-Type", "application/json")
         self.connection.request(method, path, body=data, headers=sent)
         answer = self.connection.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read()
+        headers, content = dict(answer.getheaders()), answer.read()
+        CONTRACT.answer(method, path, answer.status, headers, content)
+        return answer.status, headers, content
 
     def call(self, method, path, body=None):
         status, _, data = self.raw(method, path, body)

@@ -70,6 +70,7 @@ class Contract:
         with open(path, encoding="utf-8") as file:
             self.document = yaml.safe_load(file)
         self.resolver = jsonschema.RefResolver("", self.document)
+        self.validators = {}  # by the schema's identity: schemas live as long as the document
         self.routes = []
         for template in self.document["paths"]:
             parts = re.split(r"\{\w+\}", template)
@@ -89,7 +90,10 @@ class Contract:
         return node
 
     def errors(self, schema, value):
-        validator = jsonschema.Draft202012Validator(schema, resolver=self.resolver)
+        validator = self.validators.get(id(schema))
+        if validator is None:
+            validator = jsonschema.Draft202012Validator(schema, resolver=self.resolver)
+            self.validators[id(schema)] = validator
         return [
             f"/{'/'.join(map(str, error.absolute_path))}: {error.message[:200]}"
             for error in validator.iter_errors(value)
