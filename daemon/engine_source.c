@@ -13,27 +13,33 @@
 #include "main.h"
 #include "model/model.h"
 
-#define REQUESTS_MAX       8 /* rounds of one launch */
-#define DEFAULT_SEQUENCES  8 /* of max_len, when no pool size is given */
-#define PREFILL_ROWS_LEAST 64
+#define REQUESTS_MAX       8   /* rounds of one launch */
+#define DEFAULT_SEQUENCES  8   /* of max_len, when no pool size is given */
+#define PREFILL_ROWS_HOST  64  /* rows of a prefill pass: what keeps a processor busy */
+#define PREFILL_ROWS_APART 512 /* and a device with memory of its own */
 
 static int open_kernels(const struct tv_config *config, struct tv_kernels **ret_kernels,
                         char *error, size_t error_bytes)
 {
+    char reason[400] = "";
     const struct tv_kernels_options options = {
         .threads = config->threads,
         .cpu_flags_mask = ~(uint64_t)0,
+        .reason = reason,
+        .reason_bytes = sizeof reason,
     };
     int rc = tv_kernels_create(config->backend, &options, ret_kernels);
     if (rc == 0) {
         return TV_EXIT_DRAINED;
     }
-    if (rc == -ENOTSUP) {
+    if (reason[0] != '\0') {
+        (void)snprintf(error, error_bytes, "backend %s: %s", config->backend, reason);
+    } else if (rc == -ENOTSUP) {
         (void)snprintf(error, error_bytes, "backend %s: this build or machine does not have it",
                        config->backend);
-        return TV_EXIT_NO_DEVICE;
+    } else {
+        (void)snprintf(error, error_bytes, "backend %s: %s", config->backend, strerror(-rc));
     }
-    (void)snprintf(error, error_bytes, "backend %s: %s", config->backend, strerror(-rc));
     return rc == -ENOMEM || rc == -EAGAIN ? TV_EXIT_NO_MEMORY : TV_EXIT_NO_DEVICE;
 }
 
@@ -41,9 +47,10 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
                       struct tv_model **ret_model, char *error, size_t error_bytes)
 {
     struct tv_model_error refusal = {.text = ""};
+    int32_t prefill_rows = kernels->host_memory ? PREFILL_ROWS_HOST : PREFILL_ROWS_APART;
     const struct tv_model_options options = {
         .max_len = config->max_len,
-        .rows_max = config->max_nodes > PREFILL_ROWS_LEAST ? config->max_nodes : PREFILL_ROWS_LEAST,
+        .rows_max = config->max_nodes > prefill_rows ? config->max_nodes : prefill_rows,
         .requests_max = REQUESTS_MAX,
         .page_size = config->page_size,
     };

@@ -1,8 +1,9 @@
 /*
- * kernels.c - builds the operation table of the host backends.
+ * kernels.c - builds the operation table of a backend.
  *
  * Owns the choice between them: the reference fills every slot, the cpu backend then replaces those
- * it has faster versions of. Refuses unknown names instead of falling back.
+ * it has faster versions of; cuda comes from its library. Refuses unknown names instead of falling
+ * back.
  */
 #include "kernels.h"
 
@@ -11,6 +12,7 @@
 #include <string.h>
 
 #include "cpu/cpu.h"
+#include "cuda_load.h"
 #include "ref/ref.h"
 
 int tv_kernels_create(const char *name, const struct tv_kernels_options *options,
@@ -18,6 +20,9 @@ int tv_kernels_create(const char *name, const struct tv_kernels_options *options
 {
     struct tv_kernels_options defaults = {.threads = 0, .cpu_flags_mask = ~(uint64_t)0};
     int is_cpu = strcmp(name, "cpu") == 0;
+    if (strcmp(name, "cuda") == 0) {
+        return tv_cuda_load(options ? options : &defaults, ret_kernels);
+    }
     if (!is_cpu && strcmp(name, "ref") != 0) {
         return -ENOTSUP;
     }

@@ -80,7 +80,9 @@ struct tv_linear {
     int32_t rows, n, k, groups;
     const float *x; /* device; element (g, r, i) at x + g*x_group_stride + r*x_row_stride + i */
     int64_t x_row_stride, x_group_stride;
-    const void *w; /* device [groups, n, k] with w_group_stride between groups; rows dense in k */
+    /* device [groups, n, k] with w_group_stride between groups; rows dense in k. bf16 with k a
+     * multiple of 8: every group starts at a multiple of 16 bytes. */
+    const void *w;
     enum tv_dtype w_dtype;
     int64_t w_group_stride;
     float *y; /* device; element (g, r, i) at y + g*y_group_stride + r*y_row_stride + i */
@@ -185,6 +187,7 @@ struct tv_experts {
     const float *weights;
     const void *const *gate, *const *up; /* device arrays [experts] of device [inter, hidden] */
     const void *const *down;             /* device array [experts] of device [hidden, inter] */
+    /* every matrix starts at a multiple of 16 bytes where its rows are multiples of 16 bytes */
     enum tv_dtype w_dtype;
     float *y; /* device [rows, hidden] */
     void *workspace;
@@ -227,7 +230,7 @@ struct tv_topk {
 };
 
 /*
- * A backend. Created by tv_kernels_create (ref, cpu) or by the cuda library's tv_cuda_create;
+ * A backend. Created by tv_kernels_create, or by the cuda library's tv_cuda_create directly;
  * destroyed by its own destroy. `impl` is private. Operations may be called by one thread at a
  * time.
  */
@@ -286,14 +289,19 @@ struct tv_kernels {
     void (*destroy)(struct tv_kernels *k);
 };
 
-/* Options of the host backends. */
+/* Options of a backend. */
 struct tv_kernels_options {
     int32_t threads;         /* cpu: worker threads including the caller; 0 = processors online */
     uint64_t cpu_flags_mask; /* cpu: features that may be used (cpu_features.h); ~0 = all */
+    int32_t device;          /* cuda: the device's ordinal */
+    char *reason;            /* cuda: where a sentence goes that says what is missing, or NULL */
+    size_t reason_bytes;
 };
 
-/* Create the "ref" or "cpu" backend. The caller owns *ret_kernels and calls its destroy.
- * -ENOTSUP: no backend of that name here. -ENOMEM, -EAGAIN: memory, threads. */
+/* Create the "ref", "cpu" or "cuda" backend. The caller owns *ret_kernels and calls its destroy.
+ * -ENOTSUP: no backend of that name, or a device that it cannot use. -ENOENT, -EPROTO, -ENODEV:
+ * cuda's library is missing, is of another ABI, or has no device. -ENOMEM, -EAGAIN: memory,
+ * threads. */
 int tv_kernels_create(const char *name, const struct tv_kernels_options *options,
                       struct tv_kernels **ret_kernels);
 

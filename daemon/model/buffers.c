@@ -70,6 +70,7 @@ static size_t workspace_need(const struct tv_model *model)
         .rope_dim = config->rope_dim,
         .dtype = TV_F32,
         .out_dtype = TV_F32,
+        .page_count = 1,
         .page_size = options->page_size,
         .kv_len_max = options->max_len + TV_TREE_NODES_MAX,
     };
@@ -80,7 +81,10 @@ static size_t workspace_need(const struct tv_model *model)
         int32_t q_len = options->rows_max - batch + 1; /* the others have one node each */
         verify.batch = batch;
         verify.q_len = q_len < TV_TREE_NODES_MAX ? q_len : TV_TREE_NODES_MAX;
-        need = larger(need, kernels->verify_attn_workspace(kernels, &verify));
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            verify.dtype = bf16 ? TV_BF16 : TV_F32; /* the cache comes later: either */
+            need = larger(need, kernels->verify_attn_workspace(kernels, &verify));
+        }
     }
     struct tv_prefill_attn prefill = {
         .rows = options->rows_max,

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "internal.h"
+#include "ops.h"
 
 int tv_cuda_errno(cudaError_t error)
 {
@@ -110,6 +111,31 @@ static int device_describe(int device, struct tv_cuda *cuda)
     return tv_cuda_verify_attn_prepare();
 }
 
+static void operations_fill(struct tv_kernels *k)
+{
+    k->embed = tv_cuda_embed;
+    k->rmsnorm = tv_cuda_rmsnorm;
+    k->linear = tv_cuda_linear;
+    k->rope = tv_cuda_rope;
+    k->latent_write = tv_cuda_latent_write;
+    k->swiglu = tv_cuda_swiglu;
+    k->to_bf16 = tv_cuda_to_bf16;
+    k->router = tv_cuda_router;
+    k->experts = tv_cuda_experts;
+    k->experts_workspace = tv_cuda_experts_workspace;
+    k->prefill_attn = tv_cuda_prefill_attn;
+    k->prefill_attn_workspace = tv_cuda_prefill_attn_workspace;
+    k->kv_move = tv_cuda_kv_move;
+    k->draw = tv_cuda_draw;
+    k->draw_workspace = tv_cuda_draw_workspace;
+    k->topk = tv_cuda_topk;
+}
+
+uint32_t tv_cuda_abi(void)
+{
+    return TV_KERNELS_ABI;
+}
+
 int tv_cuda_create(int device, void *stream, struct tv_kernels **ret_kernels)
 {
     int result = -ENOMEM;
@@ -133,6 +159,7 @@ int tv_cuda_create(int device, void *stream, struct tv_kernels **ret_kernels)
     k->download = backend_download;
     k->fill = backend_fill;
     k->sync = backend_sync;
+    operations_fill(k);
     k->verify_attn = tv_cuda_verify_attn;
     k->verify_attn_workspace = tv_cuda_verify_attn_workspace;
     k->verify_attn_naive = tv_cuda_verify_attn_naive;

@@ -15,12 +15,15 @@
 extern "C" {
 #endif
 
+/* The TV_KERNELS_ABI that the library was built with: asked before anything else. */
+__attribute__((visibility("default"))) uint32_t tv_cuda_abi(void);
+
 /*
  * Create the backend on `device` (CUDA ordinal), launching on `stream` (a cudaStream_t of that
- * device, NULL for the legacy default stream); the stream stays the caller's. Operations that the
- * backend does not have are NULL in the table. The caller owns *ret_kernels and calls its destroy.
- * -ENODEV: no such device, or no driver. -ENOTSUP: the device is older than sm_90, or offers less
- * shared memory than the kernels were built for. -ENOMEM: no memory.
+ * device, NULL for the legacy default stream); the stream stays the caller's. The caller owns
+ * *ret_kernels and calls its destroy. -ENODEV: no such device, or no driver. -ENOTSUP: the device
+ * is older than sm_90, or offers less shared memory than the kernels were built for. -ENOMEM: no
+ * memory.
  */
 __attribute__((visibility("default"))) int tv_cuda_create(int device, void *stream,
                                                           struct tv_kernels **ret_kernels);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails when a kernel of verify attention keeps anything in local memory.
+"""Fails when a kernel of a source file keeps anything in local memory.
 
 usage: check_spills.py NVCC SOURCE ARCH...
 

@@ -1,0 +1,42 @@
+/*
+ * ops.h - the table entries of the CUDA backend beside verify attention. Private to kernels/cuda.
+ *
+ * Contracts are in kernels.h. What those say about index arrays in device memory (ids, positions,
+ * slots, pages) cannot be checked by a launch: a kernel that meets an index outside its range reads
+ * and writes nothing there, and gives NaN where a value was due.
+ */
+#ifndef TV_KERNELS_CUDA_OPS_H
+#define TV_KERNELS_CUDA_OPS_H
+
+#include "internal.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+int tv_cuda_embed(struct tv_kernels *k, int32_t rows, int32_t hidden, int32_t vocab,
+                  const void *table, enum tv_dtype dtype, const int32_t *ids, float *x);
+int tv_cuda_rmsnorm(struct tv_kernels *k, int32_t rows, int32_t dim, const float *x,
+                    int64_t x_stride, const float *weight, float eps, float *y, int64_t y_stride);
+int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args);
+int tv_cuda_rope(struct tv_kernels *k, const struct tv_rope *args);
+int tv_cuda_latent_write(struct tv_kernels *k, const struct tv_latent_write *args);
+int tv_cuda_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate, const float *up);
+int tv_cuda_to_bf16(struct tv_kernels *k, int64_t count, const float *x, uint16_t *y);
+int tv_cuda_router(struct tv_kernels *k, const struct tv_router *args);
+int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args);
+size_t tv_cuda_experts_workspace(const struct tv_kernels *k, const struct tv_experts *args);
+int tv_cuda_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *args);
+size_t tv_cuda_prefill_attn_workspace(const struct tv_kernels *k,
+                                      const struct tv_prefill_attn *args);
+int tv_cuda_kv_move(struct tv_kernels *k, void *kv_pages, size_t row_bytes, int64_t slot_count,
+                    const int64_t *src, const int64_t *dst, int32_t count);
+int tv_cuda_draw(struct tv_kernels *k, const struct tv_draw_args *args);
+size_t tv_cuda_draw_workspace(const struct tv_kernels *k, const struct tv_draw_args *args);
+int tv_cuda_topk(struct tv_kernels *k, const struct tv_topk *args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
