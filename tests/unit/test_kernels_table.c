@@ -39,6 +39,25 @@ static void test_create_by_name(void **state)
     }
 }
 
+/* A backend that was asked for and is missing is an error with its reason. */
+static void test_missing_cuda_library(void **state)
+{
+    (void)state;
+    struct tv_kernels *k = NULL;
+    char reason[200] = "";
+    struct tv_kernels_options options = {.reason = reason, .reason_bytes = sizeof reason};
+    assert_int_equal(setenv("TREEVERIFY_CUDA_LIB", "/nonexistent/backend.so", 1), 0);
+    assert_int_equal(tv_kernels_create("cuda", &options, &k), -ENOENT);
+    assert_non_null(strstr(reason, "/nonexistent/backend.so"));
+    assert_int_equal(tv_kernels_create("cuda", NULL, &k), -ENOENT);
+    /* a library that is no backend: the program's own C library */
+    assert_int_equal(setenv("TREEVERIFY_CUDA_LIB", "libc.so.6", 1), 0);
+    assert_int_equal(tv_kernels_create("cuda", &options, &k), -EPROTO);
+    assert_non_null(strstr(reason, "ABI"));
+    assert_int_equal(unsetenv("TREEVERIFY_CUDA_LIB"), 0);
+    assert_null(k);
+}
+
 static void test_mask_forbids_features(void **state)
 {
     (void)state;
@@ -246,6 +265,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_create_by_name),
+        cmocka_unit_test(test_missing_cuda_library),
         cmocka_unit_test(test_mask_forbids_features),
         cmocka_unit_test(test_b27_top_of_a_large_pool),
         cmocka_unit_test(test_attention_refuses),
