@@ -196,7 +196,7 @@ static void test_not_finite_rows_have_no_token(void **state)
 static void test_b17_distribution(void **state)
 {
     (void)state;
-    enum { VOCAB = 16, DRAWS = 20000 };
+    enum { VOCAB = 16, DRAWS = 200000 };
     float *logits = malloc((size_t)DRAWS * VOCAB * sizeof *logits);
     int32_t *positions = malloc(DRAWS * sizeof *positions);
     struct tv_sampling *sampling = malloc(DRAWS * sizeof *sampling);

@@ -147,8 +147,9 @@ static void drafts_do_not_bend_the_distribution_b17(void **state)
         tv_test_tree(&root, 1, cases[c].tokens, parents);
         for (int32_t i = 0; i < samples; i++) {
             int32_t len = 10 + i % 7;
-            two_tokens(&target, &tree, &rule, len, 1000 + (uint64_t)i, drawn);
-            two_tokens(&target, &root, &rule, len, 1000 + (uint64_t)i, alone);
+            uint64_t seed = 1000 + (uint64_t)i + 1000003 * (uint64_t)c; /* samples of its own */
+            two_tokens(&target, &tree, &rule, len, seed, drawn);
+            two_tokens(&target, &root, &rule, len, seed, alone);
             assert_int_equal(drawn[0], alone[0]); /* the draft never decides the token */
             first[drawn[0]]++;
             if (cases[c].count == 2 && drawn[1] >= 0) {
@@ -380,9 +381,60 @@ static void greedy_text_equals_plain_b21(void **state)
     same_text(0.0f, "greedy");
 }
 
+/* How often the counters of each position were used: the log of a session's draws. */
+static int (*draw_real)(struct tv_kernels *k, const struct tv_draw_args *args);
+static uint16_t draws_at[2 * TEXT_MAX];
+static uint64_t draws_seed;
+
+static int draw_logged(struct tv_kernels *k, const struct tv_draw_args *args)
+{
+    for (int32_t i = 0; i < args->rows; i++) { /* device memory is host memory here */
+        assert_in_range(args->positions[i], 0, 2 * TEXT_MAX - 1);
+        assert_true(args->sampling[i].seed == draws_seed);
+        draws_at[args->positions[i]]++;
+    }
+    return draw_real(k, args);
+}
+
+/* One row of Gumbel values for each position of a session, whatever trees it was drafted with: the
+ * target draw is the only purpose that these rules have. */
+static void every_counter_is_used_once_b17(void **state)
+{
+    (void)state;
+    enum { PROMPT = 40 };
+    struct tv_engine_fixture fixture;
+    struct tv_engine_fixture_options options = {.model = "v3", .page_size = 16};
+    int32_t prompt[PROMPT], tokens[TEXT_MAX], truth[TEXT_MAX] = {0};
+    float margins[TEXT_MAX];
+    tv_engine_fixture_open(&fixture, &options);
+    struct tv_round_rule rule = tv_test_sampled(fixture.engine, 0.7f, 1234567);
+    draws_seed = rule.sampling.seed;
+    draw_real = fixture.base.kernels->draw;
+    fixture.base.kernels->draw = draw_logged;
+    tv_test_prefix_fill(prompt, PROMPT, fixture.engine->vocab, 8);
+    for (int drafts = DRAFTS_NONE; drafts <= DRAFTS_RANDOM; drafts++) {
+        memset(draws_at, 0, sizeof draws_at);
+        int32_t rounds = decode(fixture.engine, (enum drafts)drafts, prompt, PROMPT, &rule, truth,
+                                tokens, margins, TEXT_MAX);
+        if (drafts == DRAFTS_NONE) {
+            memcpy(truth, tokens, sizeof truth);
+        }
+        assert_memory_equal(tokens, truth, sizeof truth);
+        for (int32_t position = 0; position < 2 * TEXT_MAX; position++) {
+            int drawn = position >= PROMPT && position < PROMPT + TEXT_MAX;
+            assert_true(draws_at[position] == drawn ||
+                        (position >= PROMPT + TEXT_MAX && draws_at[position] <= 1));
+        }
+        print_message("%d rounds\n", rounds);
+    }
+    fixture.base.kernels->draw = draw_real;
+    tv_engine_fixture_close(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_counter_is_used_once_b17),
         cmocka_unit_test(drafts_do_not_bend_the_distribution_b17),
         cmocka_unit_test(flat_entropy_b18),
         cmocka_unit_test(odd_settings_b22),
