@@ -13,6 +13,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 from daemon import Daemon
+from proxy import ContractProxy
 
 CLIENT, SERVER, MODEL, STORE, TEXT = sys.argv[1:6]
 SCALE = float(os.environ.get("TV_TEST_SCALE", "1"))
@@ -31,10 +32,12 @@ class Cli(unittest.TestCase):
     def setUpClass(cls):
         cls.daemon = Daemon(SERVER, MODEL)
         cls.daemon.__enter__()
-        cls.url = f"http://{cls.daemon.host}:{cls.daemon.port}"
+        cls.proxy = ContractProxy(cls.daemon.host, cls.daemon.port)
+        cls.url = cls.proxy.url
 
     @classmethod
     def tearDownClass(cls):
+        cls.proxy.close()
         cls.daemon.__exit__(None, None, None)
 
     def run_client(self, *arguments, code=0, stdin=b"", url=None):
