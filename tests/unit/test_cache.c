@@ -25,7 +25,7 @@
 #define ROW_DIM  8
 #define ROWS_MAX 400
 #define PAGES    48
-#define OPS      100000
+#define OPS      1000000
 
 /* What one sequence must look like. */
 struct model_seq {
@@ -58,11 +58,12 @@ static uint32_t draw(struct world *world, uint32_t below)
     return (uint32_t)((world->random >> 32) % below);
 }
 
-static long scale(void)
+/* B10's million, or the share of it that TV_TEST_SCALE asks for. */
+static long operations(void)
 {
     const char *text = getenv("TV_TEST_SCALE");
-    long value = text != NULL ? strtol(text, NULL, 10) : 1;
-    return value > 0 ? value : 1;
+    double scale = text != NULL ? strtod(text, NULL) : 1.0;
+    return (long)((scale > 0.0 ? scale : 1.0) * OPS) + 1;
 }
 
 static float *row_at(const struct world *world, int32_t layer, int64_t slot)
@@ -298,7 +299,7 @@ static void random_run(int32_t page_size)
     struct world *world = malloc(sizeof *world);
     assert_non_null(world);
     world_open(world, page_size, 88172645463325252ull + (uint64_t)page_size);
-    long ops = OPS * scale();
+    long ops = operations();
     for (long i = 0; i < ops; i++) {
         int32_t s = (int32_t)draw(world, SEQS);
         op_any(world, s);
