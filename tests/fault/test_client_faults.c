@@ -27,7 +27,7 @@
 
 #define REQUEST_BYTES 8192
 #define DIGEST        "\"digest\":\"000102030405060708090a0b0c0d0e0f\""
-#define MOVED         "\"pending\":77,\"committed_len\":103," DIGEST ",\"next_seq\":8,\"finish\":null"
+#define MOVED         "\"pending\":77,\"committed_len\":103," DIGEST ",\"next_seq\":8"
 
 static const struct {
     const char *request, *status, *body;
