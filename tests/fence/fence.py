@@ -71,6 +71,9 @@ def files(root, ends, under=("",)):
     found = []
     for folder, names, leaves in os.walk(root):
         at = os.path.relpath(folder, root)
+        if at != "." and "build.ninja" in leaves:
+            names[:] = []
+            continue
         names[:] = sorted(
             n for n in names
             if not n.startswith(".") and n != "__pycache__" and not (at == "." and n.startswith("build"))
@@ -108,10 +111,10 @@ def module_of(path):
     return parts[0]
 
 
-def resolve(roots, path, name):
+def resolve(roots, path, kind, name):
     """The file of ours that an include names (roots: the sources, the build folder), or None."""
-    own = os.path.dirname(path)
-    for base in (own, "", "daemon"):
+    own = (os.path.dirname(path),) if kind == '"' else ()
+    for base in (*own, "", "daemon"):
         candidate = os.path.normpath(os.path.join(base, name)).replace(os.sep, "/")
         if any(os.path.isfile(os.path.join(root, candidate)) for root in roots):
             return candidate
@@ -152,8 +155,10 @@ def layering(root, build):
             errors.append(f"{path}: module {module} has no rule")
             continue
         for number, kind, name in includes(read(root, path)):
-            target = resolve((root, build), path, name) if kind == '"' else None
+            target = resolve((root, build), path, kind, name)
             if target is not None:
+                if kind == "<" and module != "tests":
+                    errors.append(f"{path}:{number}: <{name}>: a header of ours stands in quotes")
                 edges += 1
                 why = edge_error(module, target)
                 if why:

@@ -15,6 +15,8 @@ FAULTS = [
     ("layering", "daemon/cache/cache.c", '#include "model/model.h"\n', "no edge daemon/cache -> daemon/model"),
     ("layering", "daemon/http/http.c", '#include "kernels/kernels.h"\n', "no edge daemon/http -> kernels"),
     ("layering", "daemon/model/model.c", '#include "kernels/ref/ref.h"\n', "through kernels.h and types.h"),
+    ("layering", "daemon/http/http.c", "#include <kernels/ref/ref.h>\n", "no edge daemon/http -> kernels"),
+    ("layering", "daemon/sched/sched.c", "#include <verify/verify.h>\n", "stands in quotes"),
     ("layering", "daemon/sched/sched.c", '#include "verify/walk.h"\n', "through verify.h only"),
     ("layering", "daemon/model/model.c", '#include "proto/request.h"\n', "no edge daemon/model -> proto"),
     ("layering", "proto/x.c", '#include "kernels/types.h"\n', "no edge proto -> kernels"),

@@ -143,9 +143,7 @@ static void test_b27_top_of_a_large_pool(void **state)
     static const char *const names[] = {"ref", "cpu"};
     float *pool = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (pool == MAP_FAILED) {
-        skip(); /* a limit on address space */
-    }
+    assert_true(pool != MAP_FAILED); /* 17 GB of address space, hardly any memory */
     fill_rows(pool);
     fill_rows(pool + (pages - 2) * page_elements);
     for (size_t i = 0; i < 2; i++) {
