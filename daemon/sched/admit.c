@@ -38,13 +38,20 @@ static float share_narrow(double share)
     return narrow > 0.0f ? narrow : FLT_MIN;
 }
 
+/* Below 1e-4 is greedy, said here where the number is still exact: the nearest float may be 1e-4.
+ */
+static float temperature_narrow(double temperature)
+{
+    return temperature < 1e-4 ? 0.0f : (float)temperature;
+}
+
 /* The rule of a session's rounds, or of one verify that names another. */
 static void rule_settle(struct tv_round_rule *rule, const struct tv_sampling_state *sampling,
                         int32_t max_len)
 {
     *rule = (struct tv_round_rule){
         .rule = sampling->rule,
-        .sampling = {.temperature = (float)sampling->temperature,
+        .sampling = {.temperature = temperature_narrow(sampling->temperature),
                      .top_p = share_narrow(sampling->top_p),
                      .min_p = (float)sampling->min_p,
                      .top_k = sampling->top_k,

@@ -27,12 +27,13 @@ struct setting {
 };
 
 static const struct setting temperatures[] = {
-    {"0", SERVED},         {"-0", SERVED},      {"1e-45", SERVED},      {"1e-6", SERVED},
-    {"0.99e-4", SERVED},   {"1e-4", SERVED},    {"100", SERVED},        {"100.5", WRONG_VALUE},
-    {"1e30", WRONG_VALUE}, {"-1", WRONG_VALUE}, {"1e400", WRONG_VALUE}, {"null", WRONG_TYPE},
-    {"\"1\"", WRONG_TYPE},
+    {"0", SERVED},         {"-0", SERVED},        {"1e-45", SERVED},
+    {"1e-6", SERVED},      {"0.99e-4", SERVED},   {"0.99999999e-4", SERVED},
+    {"1e-4", SERVED},      {"100", SERVED},       {"100.5", WRONG_VALUE},
+    {"1e30", WRONG_VALUE}, {"-1", WRONG_VALUE},   {"1e400", WRONG_VALUE},
+    {"null", WRONG_TYPE},  {"\"1\"", WRONG_TYPE},
 };
-#define GREEDY 5 /* the first so many are below 1e-4 */
+#define GREEDY 6 /* the first so many are below 1e-4, one of them by less than a float can tell */
 
 static const struct setting top_ps[] = {{"0", WRONG_VALUE},
                                         {"1e-9", SERVED},
@@ -77,40 +78,52 @@ static void canary_step(struct fixture *fixture, struct canary *canary)
     call_free(call);
 }
 
-/* The first token of a greedy session with this prompt. */
-static int32_t greedy_token(struct fixture *fixture)
-{
-    char session[32];
-    struct tv_call *call =
-        ask(fixture, TV_CALL_CREATE, "", "{" PROMPT ",\"sampling\":{\"rule\":\"greedy\"}}");
-    int32_t token = (int32_t)reply_int(call, "pending");
-    reply_text(call, "session", session, sizeof session);
-    call_free(call);
-    expect(fixture, 204, TV_CALL_DELETE, session, NULL);
-    return token;
-}
+/* What a session with this sampling drew first, and the round after it: the next token, with its
+ * log-probability. */
+struct drawn {
+    int32_t first, next;
+    double logprob;
+};
 
-static void served(struct fixture *fixture, const char *body, int only_best, int32_t best)
+static void session_draw(struct fixture *fixture, const char *body, struct drawn *ret_drawn)
 {
-    char session[32], epoch[17];
+    char session[32], epoch[17], text[4096];
     struct tv_call *call = ask(fixture, TV_CALL_CREATE, "", "%s", body);
     assert_reply(call, 201);
-    int32_t token = (int32_t)reply_int(call, "pending");
-    assert_in_range(token, 0, VOCAB - 1);
-    if (only_best && token != best) {
-        fail_msg("%s: token %d, the best is %d", body, token, best);
-    }
+    ret_drawn->first = (int32_t)reply_int(call, "pending");
+    assert_in_range(ret_drawn->first, 0, VOCAB - 1);
     reply_text(call, "session", session, sizeof session);
     reply_text(call, "epoch", epoch, sizeof epoch);
     call_free(call);
     call = ask(fixture, TV_CALL_VERIFY, session,
-               "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":8,\"tree\":{\"tokens\":[%d,1,2],"
-               "\"parents\":[-1,0,0]},\"want\":{\"logprobs\":true}}",
-               epoch, token);
+               "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":8,\"tree\":{\"tokens\":[%d],"
+               "\"parents\":[-1]},\"want\":{\"logprobs\":true}}",
+               epoch, ret_drawn->first);
     assert_reply(call, 200);
-    assert_in_range(reply_int(call, "pending"), 0, VOCAB - 1);
+    ret_drawn->next = (int32_t)reply_int(call, "pending");
+    assert_in_range(ret_drawn->next, 0, VOCAB - 1);
+    (void)snprintf(text, sizeof text, "%.*s", (int)call->reply.body.bytes, call->reply.body.data);
+    const char *logprob = strstr(text, "\"logprobs\":[");
+    assert_non_null(logprob);
+    ret_drawn->logprob = strtod(logprob + strlen("\"logprobs\":["), NULL);
     call_free(call);
     expect(fixture, 204, TV_CALL_DELETE, session, NULL);
+}
+
+/* Below 1e-4 everything is what rule greedy does; with one survivor its probability is 1. */
+static void served(struct fixture *fixture, const char *body, int greedy, int only_best,
+                   const struct drawn *best)
+{
+    struct drawn drawn;
+    session_draw(fixture, body, &drawn);
+    if ((greedy || only_best) && (drawn.first != best->first || drawn.next != best->next)) {
+        fail_msg("%s: tokens %d %d, the best are %d %d", body, drawn.first, drawn.next, best->first,
+                 best->next);
+    }
+    if ((greedy && drawn.logprob != best->logprob) ||
+        (!greedy && only_best && drawn.logprob != 0.0) || drawn.logprob > 0.0) {
+        fail_msg("%s: log-probability %g, greedy's is %g", body, drawn.logprob, best->logprob);
+    }
 }
 
 static void refused(struct fixture *fixture, const char *body, const char *pointer,
@@ -150,7 +163,10 @@ static void b22_odd_settings_are_served_or_refused(void **state)
 {
     struct fixture *fixture = *state;
     struct canary alone, beside;
-    int32_t best = greedy_token(fixture), combinations = 0;
+    int32_t combinations = 0;
+    struct drawn best;
+    session_draw(fixture, "{" PROMPT ",\"sampling\":{\"rule\":\"greedy\"}}", &best);
+    assert_true(best.logprob < -0.01); /* so that temperatures can be told apart by it */
     canary_open(fixture, &beside);
     for (size_t t = 0; t < sizeof temperatures / sizeof temperatures[0]; t++) {
         for (size_t p = 0; p < sizeof top_ps / sizeof top_ps[0]; p++) {
@@ -164,8 +180,7 @@ static void b22_odd_settings_are_served_or_refused(void **state)
                                "\"top_k\":%s,\"seed\":\"3\"}}",
                                settings[0]->json, settings[1]->json, settings[2]->json);
                 if (verdict == SERVED) {
-                    int only_best = t < GREEDY || p == 1 || k == 1;
-                    served(fixture, body, only_best, best);
+                    served(fixture, body, t < GREEDY, p == 1 || k == 1, &best);
                 } else {
                     refused(fixture, body, pointer, verdict);
                 }
