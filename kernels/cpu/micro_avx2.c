@@ -7,6 +7,7 @@
 
 #define VL          8
 #define MICRO_ROWS  4
+#define MICRO_COLS  3
 #define MICRO_MIX   2
 #define MICRO_TABLE tv_cpu_micro_avx2
 #define MICRO_NAME  "avx2"
@@ -64,6 +65,19 @@ static inline float vf_sum(vf v)
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+/* ret = the vf_sum of each, the same pairs of lanes added: halves, then inside 128 bits. A blend
+ * takes the place of every second shuffle, since those have one port. */
+static inline void vf_sum4(vf a, vf b, vf c, vf d, float *ret)
+{
+    __m256 ab = _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
+    __m256 cd = _mm256_add_ps(_mm256_blend_ps(c, d, 0xf0), _mm256_permute2f128_ps(c, d, 0x21));
+    __m256 two = _mm256_add_ps(_mm256_blend_ps(ab, cd, 0xcc), _mm256_shuffle_ps(ab, cd, 0x4e));
+    __m256 one = _mm256_add_ps(two, _mm256_permute_ps(two, 0xb1)); /* a a c c | b b d d */
+    __m128 ac = _mm256_castps256_ps128(one);
+    __m128 bd = _mm256_extractf128_ps(one, 1);
+    _mm_storeu_ps(ret, _mm_blend_ps(ac, bd, 0xa));
 }
 
 #include "micro_body.h"

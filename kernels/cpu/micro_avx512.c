@@ -6,7 +6,8 @@
 #include <stdint.h>
 
 #define VL          16
-#define MICRO_ROWS  8
+#define MICRO_ROWS  6
+#define MICRO_COLS  4
 #define MICRO_MIX   4
 #define MICRO_TABLE tv_cpu_micro_avx512
 #define MICRO_NAME  "avx512f"
@@ -66,6 +67,22 @@ static inline float vf_sum(vf v)
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+/* ret = the vf_sum of each, the same pairs of lanes added: halves, quarters, then inside 128 bits.
+ * A blend takes the place of every second shuffle, since those have one port. */
+static inline void vf_sum4(vf a, vf b, vf c, vf d, float *ret)
+{
+    const __m512i cross =
+        _mm512_setr_epi32(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
+    const __m512i firsts = _mm512_setr_epi32(0, 8, 4, 12, 0, 8, 4, 12, 0, 8, 4, 12, 0, 8, 4, 12);
+    __m512 ab = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
+    __m512 cd = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, c, d), _mm512_shuffle_f32x4(c, d, 0x4e));
+    __m512 acbd =
+        _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, ab, cd), _mm512_permutex2var_ps(ab, cross, cd));
+    __m512 two = _mm512_add_ps(acbd, _mm512_permute_ps(acbd, 0x0e));
+    __m512 one = _mm512_add_ps(two, _mm512_permute_ps(two, 0x01));
+    _mm_storeu_ps(ret, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
 }
 
 #include "micro_body.h"

@@ -2,9 +2,9 @@
  * micro_body.h - the inner loops, written against a handful of vector primitives.
  *
  * Included once by each micro_<set>.c after it defined `vf` (a vector of VL floats), the vf_*
- * primitives, MICRO_ROWS (8 or 4: rows of a dot tile), MICRO_MIX (vectors of a mix tile) and
- * MICRO_TABLE, MICRO_NAME. Tiles have constant sizes so that accumulators live in registers; the
- * order of each sum is the same in every tile size.
+ * primitives, MICRO_ROWS (6 or 4: rows of a dot tile), MICRO_COLS (its columns), MICRO_MIX (vectors
+ * of a mix tile) and MICRO_TABLE, MICRO_NAME. Tiles have constant sizes so that accumulators live
+ * in registers; the order of each sum is the same in every tile size.
  */
 #include <math.h>
 
@@ -46,6 +46,35 @@ struct dot_args {
     int accumulate;
 };
 
+/* Sums of a tile's lanes, four at a time where the tile has four neighbours in a row or a column:
+ * vf_sum4 pairs lanes exactly as vf_sum does. */
+INLINE void dot_store(const int rows, const int cols, const struct dot_args *a, vf acc[8][8])
+{
+    const int by_row = cols % 4 == 0;
+    const int by_column = !by_row && rows % 4 == 0;
+    UNROLL
+    for (int r = 0; r < rows; r += by_column ? 4 : 1) {
+        UNROLL
+        for (int c = 0; c < cols; c += by_row ? 4 : 1) {
+            float *y = a->y + r * a->y_stride + c;
+            const int64_t step = by_row ? 1 : a->y_stride;
+            const int count = by_row || by_column ? 4 : 1;
+            float sums[4];
+            if (by_row) {
+                vf_sum4(acc[r][c], acc[r][c + 1], acc[r][c + 2], acc[r][c + 3], sums);
+            } else if (by_column) {
+                vf_sum4(acc[r][c], acc[r + 1][c], acc[r + 2][c], acc[r + 3][c], sums);
+            } else {
+                sums[0] = vf_sum(acc[r][c]);
+            }
+            UNROLL
+            for (int i = 0; i < count; i++) {
+                y[i * step] = a->accumulate ? y[i * step] + sums[i] : sums[i];
+            }
+        }
+    }
+}
+
 INLINE void dot_tile(const int rows, const int cols, const enum tv_dtype dtype,
                      const struct dot_args *a, const void *const *w)
 {
@@ -85,15 +114,7 @@ INLINE void dot_tile(const int rows, const int cols, const enum tv_dtype dtype,
             }
         }
     }
-    UNROLL
-    for (int r = 0; r < rows; r++) {
-        UNROLL
-        for (int c = 0; c < cols; c++) {
-            float *y = a->y + r * a->y_stride + c;
-            float sum = vf_sum(acc[r][c]);
-            *y = a->accumulate ? *y + sum : sum;
-        }
-    }
+    dot_store(rows, cols, a, acc);
 }
 
 /* All columns for one tile of rows; `cols_tile` columns at a time, then one by one. */
@@ -115,15 +136,16 @@ INLINE void dot_dtype(const enum tv_dtype dtype, int32_t rows, int32_t cols, str
                       const void *const *w)
 {
     int32_t r = 0;
-#if MICRO_ROWS >= 8
-    for (; r + 8 <= rows; r += 8) {
-        dot_rows(8, 2, dtype, a, cols, w);
-        a.x += 8 * a.x_stride;
-        a.y += 8 * a.y_stride;
+#if MICRO_ROWS > 4
+    /* Eight rows are better off as two tiles of four than as six and two. */
+    for (; r + MICRO_ROWS <= rows && rows - r != 8; r += MICRO_ROWS) {
+        dot_rows(MICRO_ROWS, MICRO_COLS, dtype, a, cols, w);
+        a.x += MICRO_ROWS * a.x_stride;
+        a.y += MICRO_ROWS * a.y_stride;
     }
 #endif
     for (; r + 4 <= rows; r += 4) {
-        dot_rows(4, MICRO_ROWS >= 8 ? 4 : 2, dtype, a, cols, w);
+        dot_rows(4, MICRO_COLS, dtype, a, cols, w);
         a.x += 4 * a.x_stride;
         a.y += 4 * a.y_stride;
     }
@@ -165,7 +187,7 @@ struct mix_args {
 INLINE void mix_tile(const int rows, const int width, const struct mix_args *a, int32_t d,
                      int32_t part)
 {
-    vf acc[4][MICRO_MIX];
+    vf acc[6][MICRO_MIX];
     UNROLL
     for (int r = 0; r < rows; r++) {
         UNROLL
@@ -204,20 +226,30 @@ INLINE void mix_tile(const int rows, const int width, const struct mix_args *a, 
     }
 }
 
+INLINE void mix_rows(const int rows, const int width, struct mix_args *a, int32_t d, int32_t part)
+{
+    mix_tile(rows, width, a, d, part);
+    a->p += rows * a->p_stride;
+    a->o += rows * a->o_stride;
+    a->rescale += rows;
+}
+
 INLINE void mix_columns(const int width, struct mix_args a, int32_t rows, int32_t d, int32_t part)
 {
     int32_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-        mix_tile(4, width, &a, d, part);
-        a.p += 4 * a.p_stride;
-        a.o += 4 * a.o_stride;
-        a.rescale += 4;
+#if MICRO_ROWS > 4
+    for (; r + MICRO_ROWS <= rows && rows - r != 8; r += MICRO_ROWS) {
+        mix_rows(MICRO_ROWS, width, &a, d, part);
     }
-    for (; r < rows; r++) {
-        mix_tile(1, width, &a, d, part);
-        a.p += a.p_stride;
-        a.o += a.o_stride;
-        a.rescale += 1;
+#endif
+    for (; r + 4 <= rows; r += 4) {
+        mix_rows(4, width, &a, d, part);
+    }
+    for (; r + 2 <= rows; r += 2) {
+        mix_rows(2, width, &a, d, part);
+    }
+    if (r < rows) {
+        mix_rows(1, width, &a, d, part);
     }
 }
 

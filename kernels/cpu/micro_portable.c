@@ -9,6 +9,7 @@
 
 #define VL          8
 #define MICRO_ROWS  4
+#define MICRO_COLS  2
 #define MICRO_MIX   2
 #define MICRO_TABLE tv_cpu_micro_portable
 #define MICRO_NAME  "portable"
@@ -110,6 +111,14 @@ static inline void vf_store_part(float *p, vf v, int32_t count)
 static inline float vf_sum(vf v)
 {
     return ((v.v[0] + v.v[4]) + (v.v[2] + v.v[6])) + ((v.v[1] + v.v[5]) + (v.v[3] + v.v[7]));
+}
+
+static inline void vf_sum4(vf a, vf b, vf c, vf d, float *ret)
+{
+    ret[0] = vf_sum(a);
+    ret[1] = vf_sum(b);
+    ret[2] = vf_sum(c);
+    ret[3] = vf_sum(d);
 }
 
 #include "micro_body.h"
