@@ -114,6 +114,13 @@ static const struct tv_request_field renew_fields[] = {LEASE(1)};
 static const struct tv_request_field oneshot_fields[] = {
     TOKENS, TOKENS_B64, TREE(1), SAMPLING, WANT, DEADLINE,
 };
+/* Parity has a fixed answer and waits as long as the oracle takes. */
+static const struct tv_request_field parity_fields[] = {
+    TOKENS,
+    TOKENS_B64,
+    TREE(1),
+    SAMPLING,
+};
 static const struct tv_request_field parity_session_fields[] = {
     {"session", 1, tv_request_read_session, AT(session), 0, 0},
     TREE(1),
@@ -182,14 +189,16 @@ static int read_prompt(struct tv_request_reader *reader, const struct tv_json_va
     return rc < 0 ? rc : check_tokens(reader, reader->seen, may_be_empty);
 }
 
-static int read_oneshot(struct tv_request_reader *reader, const struct tv_json_value *root)
+static int read_oneshot(struct tv_request_reader *reader, const struct tv_json_value *root,
+                        const struct tv_request_field *fields, size_t count)
 {
-    int rc = read_prompt(reader, root, oneshot_fields, COUNT_OF(oneshot_fields), 1);
+    int rc = read_prompt(reader, root, fields, count, 1);
 
     return rc < 0 ? rc : check_context(reader);
 }
 
-/* {} is the built-in case; {"session", "tree"} a live session; else a one-shot body. */
+/* {} is the built-in case; {"session", "tree"} a live session; else a prompt, a tree and
+ * a sampling. */
 static int read_parity(struct tv_request_reader *reader, const struct tv_json_value *root)
 {
     if (tv_json_type(root) == TV_JSON_OBJECT && tv_json_first(root) == NULL) {
@@ -199,7 +208,7 @@ static int read_parity(struct tv_request_reader *reader, const struct tv_json_va
         return tv_request_read_object(reader, root, parity_session_fields,
                                       COUNT_OF(parity_session_fields), reader->request);
     }
-    return read_oneshot(reader, root);
+    return read_oneshot(reader, root, parity_fields, COUNT_OF(parity_fields));
 }
 
 static int read_body(struct tv_request_reader *reader, const struct tv_json_value *root)
@@ -223,7 +232,7 @@ static int read_body(struct tv_request_reader *reader, const struct tv_json_valu
     case TV_CALL_RENEW:
         return tv_request_read_object(reader, root, renew_fields, COUNT_OF(renew_fields), request);
     case TV_CALL_ONESHOT:
-        return read_oneshot(reader, root);
+        return read_oneshot(reader, root, oneshot_fields, COUNT_OF(oneshot_fields));
     default:
         assert(request->kind == TV_CALL_PARITY); /* the other calls have no body */
         return read_parity(reader, root);
