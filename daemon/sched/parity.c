@@ -208,14 +208,14 @@ void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job)
         tv_sched_job_fail(sched, job, TV_DRAINING, "the server is going away");
         return;
     }
-    if (job->parity->path_rc != 0) {
-        tv_sched_job_fail(sched, job, TV_INTERNAL, "the path oracle could not run: %s",
-                          strerror(-job->parity->path_rc));
-        return;
-    }
     if (!job->blocks.shadow.ran) {
         tv_sched_job_fail(sched, job, TV_OVERLOADED,
                           "the kernel oracle has no room for this round");
+        return;
+    }
+    if (job->parity->path_rc != 0) {
+        tv_sched_job_fail(sched, job, TV_INTERNAL, "the path oracle could not run: %s",
+                          strerror(-job->parity->path_rc));
         return;
     }
     report->kernel = job->blocks.shadow.kernel;

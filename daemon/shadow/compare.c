@@ -12,52 +12,6 @@
 #include "base/clock.h"
 #include "shadow/round.h"
 
-/* KV rows of the fast path against the recomputed ones, layer by layer. */
-struct kv_check {
-    const struct tv_shadow_round *round;
-    const struct tv_path_rows *rows;
-    int equal;
-};
-
-static double spread(const float *values, size_t count)
-{
-    double sum = 0.0, squares = 0.0;
-    for (size_t i = 0; i < count; i++) {
-        sum += (double)values[i];
-        squares += (double)values[i] * (double)values[i];
-    }
-    double mean = count > 0 ? sum / (double)count : 0.0;
-    return count > 0 ? sqrt(fmax(0.0, squares / (double)count - mean * mean)) : 0.0;
-}
-
-static double bound_of(double std)
-{
-    return TV_SHADOW_LOGIT_ABS * fmax(1.0, std / TV_SHADOW_LOGIT_STD);
-}
-
-/* f32 rows keep the logits' bound, scaled by their own spread; a bf16 row may also be one rounding
- * step off, because two sums on either side of a border round apart. */
-static void kv_compare(void *context, int32_t layer, const float *kv)
-{
-    struct kv_check *check = context;
-    const struct tv_shadow_round *round = check->round;
-    const struct tv_path_rows *rows = check->rows;
-    size_t width = (size_t)(round->latent_dim + round->rope_dim);
-    double bound = bound_of(spread(kv, (size_t)rows->count * width));
-    double step = round->dtype == TV_F32 ? 0.0 : 1.0 / 128.0;
-    for (int32_t r = 0; r < rows->prefix_len + round->nodes; r++) {
-        int32_t row = r < rows->prefix_len ? r : rows->row_of[r - rows->prefix_len];
-        for (size_t i = 0; i < width; i++) {
-            double expected = (double)kv[(size_t)row * width + i];
-            double delta =
-                fabs((double)tv_shadow_round_kv_at(round, layer, r, (int32_t)i) - expected);
-            if (!(delta <= bound + step * fabs(expected))) {
-                check->equal = 0;
-            }
-        }
-    }
-}
-
 static int32_t argmax(const float *row, int32_t vocab, float *ret_gap)
 {
     int32_t best = 0;
@@ -110,16 +64,36 @@ static const float *oracle_row(void *context, int32_t node)
     return rows->logits + (size_t)node * rows->vocab;
 }
 
-static double logit_bound(const struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
-                          const float *oracle, size_t count)
+static int captured_whole(const struct tv_parity_case *parity_case)
 {
-    double bound = bound_of(spread(oracle, count));
-    if (tv_cache_params(shadow->cache)->dtype != TV_F32) {
-        /* rows rounded to bf16 differ from an f32 oracle by more than the f32 bound: the measured
-         * noise of the checkpoint on such rows takes its place */
-        bound = fmax(bound, 8.0 * parity_case->noise);
+    const struct tv_shadow_round *round = parity_case->round;
+    return round != NULL && round->failed == 0 && round->captured == round->layer_count &&
+           round->prefix_len == parity_case->prefix_len && round->nodes == parity_case->tree->count;
+}
+
+/* Logits and walk; the rows were compared during the pass. */
+static int report_fill(struct tv_kernels *ref, int32_t vocab,
+                       const struct tv_parity_case *parity_case, const float *oracle,
+                       struct tv_parity_report *report, enum tv_shadow_verdict *ret_verdict)
+{
+    struct oracle_rows context = {.logits = oracle, .vocab = (size_t)vocab};
+    struct tv_shadow_redraw redraw = {0};
+    int rc = tv_shadow_redraw(ref, vocab, parity_case, oracle_row, &context, &redraw);
+    if (rc != 0) {
+        return rc;
     }
-    return bound;
+    report->path_rows = parity_case->tree->count;
+    int explained = logits_compare(parity_case, vocab, oracle, report);
+    report->accepted_equal = redraw.accepted_equal;
+    report->pending_equal = redraw.pending_equal;
+    int walk_equal = redraw.accepted_equal && redraw.pending_equal;
+    report->near_ties += !walk_equal && redraw.near_tie ? 1 : 0;
+    report->ok = explained && report->kv_equal && (walk_equal || redraw.near_tie) &&
+                 report->logit_max_abs <= report->bound_logit_abs;
+    *ret_verdict = !report->ok              ? TV_SHADOW_VIOLATION
+                   : report->near_ties != 0 ? TV_SHADOW_NEAR_TIE
+                                            : TV_SHADOW_EXACT;
+    return 0;
 }
 
 /* Everything but the totals. */
@@ -127,44 +101,39 @@ static int compare(struct tv_shadow *shadow, struct tv_kernels *ref,
                    const struct tv_parity_case *parity_case, struct tv_parity_report *report,
                    enum tv_shadow_verdict *ret_verdict)
 {
+    int bf16 = tv_cache_params(shadow->cache)->dtype != TV_F32;
+    int apart = shadow->params.device != NULL && !shadow->params.device->host_memory;
+    int rounded = bf16 && !apart;
     const struct tv_path_source source = {
         .config = tv_model_config(shadow->model),
         .weights = tv_model_weights(shadow->model),
         .device = shadow->params.device,
-        .stops = {&shadow->stopping, parity_case->cancelled[0], parity_case->cancelled[1]}};
-    int32_t vocab = source.config->vocab;
-    int32_t nodes = parity_case->tree->count;
-    const struct tv_shadow_round *round = parity_case->round;
-    int has_kv = round != NULL && round->failed == 0 && round->captured == round->layer_count &&
-                 round->prefix_len == parity_case->prefix_len && round->nodes == nodes;
+        .stops = {&shadow->stopping, parity_case->cancelled[0], parity_case->cancelled[1]},
+        .rows_bf16 = rounded};
+    struct tv_parity_case judged = *parity_case;
     struct tv_path_rows rows = {0};
-    struct tv_shadow_redraw redraw = {0};
     float *oracle = NULL;
-    int rc =
-        tv_path_rows_init(&rows, parity_case->prefix, parity_case->prefix_len, parity_case->tree);
-    struct kv_check check = {.round = round, .rows = &rows, .equal = 1};
+    int whole = captured_whole(parity_case);
+    if (rounded && !whole) {
+        return -ENODATA; /* which way the fast path rounded is not known */
+    }
+    int rc = tv_path_rows_init(&rows, parity_case->prefix, parity_case->prefix_len,
+                               parity_case->tree, rounded);
+    struct tv_rows_check check = {.round = parity_case->round, .rows = &rows, .equal = 1};
+    struct tv_path_watch watch = tv_shadow_rows_watch(&check);
     if (rc == 0) {
-        rc = tv_path_forward(&source, &rows, nodes, has_kv ? kv_compare : NULL, &check, &oracle);
+        rc = tv_path_forward(&source, &rows, judged.tree->count, whole ? &watch : NULL, &oracle);
     }
     if (rc == 0) {
-        struct oracle_rows context = {.logits = oracle, .vocab = (size_t)vocab};
-        rc = tv_shadow_redraw(ref, vocab, parity_case, oracle_row, &context, &redraw);
-    }
-    if (rc == 0) {
-        report->path_rows = nodes;
-        report->bound_logit_abs =
-            logit_bound(shadow, parity_case, oracle, (size_t)nodes * (size_t)vocab);
-        int explained = logits_compare(parity_case, vocab, oracle, report);
-        report->accepted_equal = redraw.accepted_equal;
-        report->pending_equal = redraw.pending_equal;
+        size_t count = (size_t)judged.tree->count * (size_t)source.config->vocab;
         report->kv_equal = check.equal;
-        int walk_equal = redraw.accepted_equal && redraw.pending_equal;
-        report->near_ties += !walk_equal && redraw.near_tie ? 1 : 0;
-        report->ok = explained && check.equal && (walk_equal || redraw.near_tie) &&
-                     report->logit_max_abs <= report->bound_logit_abs;
-        *ret_verdict = !report->ok              ? TV_SHADOW_VIOLATION
-                       : report->near_ties != 0 ? TV_SHADOW_NEAR_TIE
-                                                : TV_SHADOW_EXACT;
+        report->bound_logit_abs = tv_shadow_logit_bound(tv_shadow_spread(oracle, count));
+        if (rounded) { /* the checkpoint's noise has the roundings in it that were taken over */
+            judged.noise = fmin(judged.noise, 2.0 * report->bound_logit_abs);
+        } else if (bf16) { /* a device rounds more than its rows, and where is not told */
+            report->bound_logit_abs = fmax(report->bound_logit_abs, 8.0 * judged.noise);
+        }
+        rc = report_fill(ref, source.config->vocab, &judged, oracle, report, ret_verdict);
     }
     tv_path_rows_finish(&rows);
     free(oracle);
@@ -185,7 +154,7 @@ int tv_shadow_path_run(struct tv_shadow *shadow, struct tv_kernels *ref,
     report.path_rows = report.argmax_equal = report.near_ties = 0;
     report.logit_max_abs = 0.0;
     report.oracle = "cpu-f32";
-    report.bound_kernel_rel_l2 = tv_cache_params(shadow->cache)->dtype == TV_F32
+    report.bound_kernel_rel_l2 = tv_shadow_sums_f32(shadow, tv_cache_params(shadow->cache)->dtype)
                                      ? TV_SHADOW_REL_L2_F32
                                      : TV_SHADOW_REL_L2_BF16;
     int rc = compare(shadow, ref, parity_case, &report, &verdict);

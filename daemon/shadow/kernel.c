@@ -180,10 +180,16 @@ static int rounded_within(const struct judge *judge, int32_t layer, double rel_l
     return rc;
 }
 
+int tv_shadow_sums_f32(const struct tv_shadow *shadow, enum tv_dtype dtype)
+{
+    const struct tv_kernels *device = shadow->params.device;
+    return dtype == TV_F32 || device == NULL || device->host_memory;
+}
+
 static int layer_within(const struct judge *judge, int32_t layer,
                         const struct difference *difference, int *ret_within)
 {
-    int f32 = judge->round->dtype == TV_F32;
+    int f32 = tv_shadow_sums_f32(judge->round->shadow, judge->round->dtype);
     double lse_bound = f32 ? TV_SHADOW_LSE_ABS_F32 : TV_SHADOW_LSE_ABS_BF16;
     double rel_l2 = difference->kernel.rel_l2;
     if (rel_l2 <= TV_SHADOW_REL_L2_F32 && difference->lse_abs <= lse_bound) {

@@ -1,8 +1,9 @@
 /*
  * path.c - the path oracle's forward pass: sequences from a tree, attention, layers, head.
  *
- * Owns its activations for the time of one call. Refuses pages, tree masks and absorbed products;
- * a row sees the prefix and the rows of its own path up to itself, as plain text would.
+ * Owns its activations for the time of one call. Refuses pages, tree masks and absorbed products
+ * (but for queries that the contract rounds in that form); a row sees the prefix and the rows of
+ * its own path up to itself, as plain text would.
  */
 #include "shadow/path.h"
 
@@ -26,6 +27,8 @@ struct pass {
     float *mixed;  /* [rows, heads, v] */
     float *kv;     /* [rows, kv_lora + rope]: what a cache would hold */
     double *p;     /* [rows]: scores of one row */
+    float *query;  /* [heads, kv_lora + rope]: of one row, as the contract rounds it */
+    const struct tv_path_watch *watch;
 };
 
 static int leaf_is(const struct tv_tree *tree, int32_t node)
@@ -56,44 +59,45 @@ static void path_fill(struct tv_path_rows *rows, const struct tv_tree *tree, int
         rows->tokens[row] = tree->tokens[node];
         rows->positions[row] = rows->prefix_len + tree->depths[node];
         rows->starts[row] = start;
-        rows->nodes[row] = -1;
-        if (rows->row_of[node] < 0) {
-            rows->row_of[node] = row;
-            rows->nodes[row] = node;
-        }
+        rows->slots[row] = rows->prefix_len + node;
+        rows->row_of[node] = rows->row_of[node] < 0 ? row : rows->row_of[node];
     }
 }
 
 int tv_path_rows_init(struct tv_path_rows *rows, const int32_t *prefix, int32_t prefix_len,
-                      const struct tv_tree *tree)
+                      const struct tv_tree *tree, int twins)
 {
-    int64_t count = prefix_len + rows_count(tree);
+    int64_t count = (int64_t)prefix_len * (twins ? 2 : 1) + rows_count(tree);
     memset(rows, 0, sizeof *rows);
     if (count > INT32_MAX) {
         return -ENOMEM;
     }
     rows->count = (int32_t)count;
     rows->prefix_len = prefix_len;
+    rows->twins = twins;
     rows->tokens = malloc((size_t)count * sizeof *rows->tokens);
     rows->positions = malloc((size_t)count * sizeof *rows->positions);
     rows->starts = malloc((size_t)count * sizeof *rows->starts);
-    rows->nodes = malloc((size_t)count * sizeof *rows->nodes);
+    rows->slots = malloc((size_t)count * sizeof *rows->slots);
+    rows->margins = malloc((size_t)count * sizeof *rows->margins);
+    rows->moved = calloc((size_t)prefix_len + 1, sizeof *rows->moved);
     rows->row_of = malloc((size_t)tree->count * sizeof *rows->row_of);
     if (rows->tokens == NULL || rows->positions == NULL || rows->starts == NULL ||
-        rows->nodes == NULL || rows->row_of == NULL) {
+        rows->slots == NULL || rows->row_of == NULL || rows->margins == NULL ||
+        rows->moved == NULL) {
         tv_path_rows_finish(rows);
         return -ENOMEM;
     }
     for (int32_t i = 0; i < tree->count; i++) {
         rows->row_of[i] = -1;
     }
-    for (int32_t i = 0; i < prefix_len; i++) {
-        rows->tokens[i] = prefix[i];
-        rows->positions[i] = i;
+    int32_t start = twins ? 2 * prefix_len : prefix_len;
+    for (int32_t i = 0; i < start; i++) {
+        rows->slots[i] = i % prefix_len;
+        rows->tokens[i] = prefix[rows->slots[i]];
+        rows->positions[i] = rows->slots[i];
         rows->starts[i] = 0;
-        rows->nodes[i] = -1;
     }
-    int32_t start = prefix_len;
     for (int32_t i = 0; i < tree->count; i++) {
         if (leaf_is(tree, i)) {
             path_fill(rows, tree, i, start);
@@ -108,8 +112,10 @@ void tv_path_rows_finish(struct tv_path_rows *rows)
     free(rows->tokens);
     free(rows->positions);
     free(rows->starts);
-    free(rows->nodes);
+    free(rows->slots);
     free(rows->row_of);
+    free(rows->margins);
+    free(rows->moved);
     memset(rows, 0, sizeof *rows);
 }
 
@@ -138,9 +144,10 @@ static int pass_take(struct pass *pass)
     pass->mixed = floats(rows, config->heads * config->v_dim);
     pass->kv = floats(rows, config->kv_lora + config->rope_dim);
     pass->p = malloc((size_t)rows * sizeof *pass->p);
+    pass->query = floats(config->heads, config->kv_lora + config->rope_dim);
     if (pass->x == NULL || pass->h == NULL || pass->q == NULL || pass->low == NULL ||
         pass->ckv == NULL || pass->latent == NULL || pass->k == NULL || pass->v == NULL ||
-        pass->mixed == NULL || pass->kv == NULL || pass->p == NULL) {
+        pass->mixed == NULL || pass->kv == NULL || pass->p == NULL || pass->query == NULL) {
         return -ENOMEM;
     }
     return tv_path_rope_table(config, positions, &pass->rope);
@@ -160,6 +167,7 @@ static void pass_finish(struct pass *pass)
     free(pass->mixed);
     free(pass->kv);
     free(pass->p);
+    free(pass->query);
 }
 
 static int norm(const struct pass *pass, const struct tv_model_tensor *weight, double eps,
@@ -223,8 +231,8 @@ static int queries(struct pass *pass, const struct tv_model_layer_weights *layer
     return rc;
 }
 
-/* Keys and values of every row, and the rows a cache would hold. */
-static int keys_values(struct pass *pass, const struct tv_model_layer_weights *layer)
+/* The rows a cache would hold: normed latent and rotated key. */
+static int kv_rows(struct pass *pass, const struct tv_model_layer_weights *layer)
 {
     const struct tv_model_config *config = pass->source->config;
     int32_t rows = pass->rows->count;
@@ -233,24 +241,36 @@ static int keys_values(struct pass *pass, const struct tv_model_layer_weights *l
     int rc = tv_path_linear(pass->source, &layer->kv_a, pass->h, rows, 0, pass->ckv);
     if (rc == 0) {
         rc = norm(pass, &layer->kv_a_norm, config->lora_rms_eps, pass->ckv, width, config->kv_lora,
-                  pass->latent, config->kv_lora);
-    }
-    if (rc == 0) {
-        rc = tv_path_linear(pass->source, &layer->k_up, pass->latent, rows, 0, pass->k);
-    }
-    if (rc == 0) {
-        rc = tv_path_linear(pass->source, &layer->v_up, pass->latent, rows, 0, pass->v);
+                  pass->kv, width);
     }
     for (int32_t r = 0; rc == 0 && r < rows; r++) {
         float *key = pass->ckv + (size_t)r * (size_t)width + config->kv_lora;
         float *kv = pass->kv + (size_t)r * (size_t)width;
         tv_path_rotate(key, config->rope_dim, pass->rope, pass->rows->positions[r]);
-        memcpy(kv, pass->latent + (size_t)r * (size_t)config->kv_lora,
-               (size_t)config->kv_lora * sizeof *kv);
         for (int32_t i = 0; i < half; i++) {
             kv[config->kv_lora + i] = key[2 * i];
             kv[config->kv_lora + half + i] = key[2 * i + 1];
         }
+    }
+    if (rc == 0 && pass->source->rows_bf16) {
+        tv_path_round_bf16(pass->kv, (int64_t)rows * width);
+    }
+    return rc;
+}
+
+/* Keys and values of every row, from its KV row. */
+static int keys_values(struct pass *pass, const struct tv_model_layer_weights *layer)
+{
+    const struct tv_model_config *config = pass->source->config;
+    int32_t rows = pass->rows->count;
+    size_t width = (size_t)(config->kv_lora + config->rope_dim);
+    for (int32_t r = 0; r < rows; r++) {
+        memcpy(pass->latent + (size_t)r * (size_t)config->kv_lora, pass->kv + (size_t)r * width,
+               (size_t)config->kv_lora * sizeof *pass->latent);
+    }
+    int rc = tv_path_linear(pass->source, &layer->k_up, pass->latent, rows, 0, pass->k);
+    if (rc == 0) {
+        rc = tv_path_linear(pass->source, &layer->v_up, pass->latent, rows, 0, pass->v);
     }
     return rc;
 }
@@ -258,8 +278,8 @@ static int keys_values(struct pass *pass, const struct tv_model_layer_weights *l
 /* Row `j` of what row r sees: the prefix, then its own path. */
 static int32_t seen(const struct tv_path_rows *rows, int32_t r, int32_t j)
 {
-    return j < rows->prefix_len || r < rows->prefix_len ? j
-                                                        : rows->starts[r] + (j - rows->prefix_len);
+    int in_prefix = j < rows->prefix_len || r < rows->prefix_len * (1 + rows->twins);
+    return in_prefix ? j : rows->starts[r] + (j - rows->prefix_len);
 }
 
 static float score(const struct pass *pass, int32_t r, int32_t other, int32_t head)
@@ -270,15 +290,60 @@ static float score(const struct pass *pass, int32_t r, int32_t other, int32_t he
     const float *q = pass->q + ((size_t)r * heads + (size_t)head) * (size_t)(nope + rope);
     const float *k = pass->k + ((size_t)other * heads + (size_t)head) * (size_t)nope;
     const float *key =
-        pass->ckv + (size_t)other * (size_t)(config->kv_lora + rope) + config->kv_lora;
+        pass->kv + (size_t)other * (size_t)(config->kv_lora + rope) + config->kv_lora;
     float sum = 0.0f;
     for (int32_t i = 0; i < nope; i++) {
         sum += q[i] * k[i];
     }
-    for (int32_t i = 0; i < rope; i++) {
-        sum += q[nope + i] * key[i];
+    for (int32_t i = 0; i < rope / 2; i++) { /* pairs against two halves */
+        sum += q[nope + 2 * i] * key[i];
+        sum += q[nope + 2 * i + 1] * key[rope / 2 + i];
     }
     return sum;
+}
+
+/* The row's queries in the form that the contract rounds: k_up [heads, nope, kv_lora] taken in. */
+static void query_take(struct pass *pass, int32_t layer, const float *k_up, int32_t r)
+{
+    const struct tv_model_config *config = pass->source->config;
+    int32_t nope = config->nope_dim, rope = config->rope_dim, lora = config->kv_lora;
+    for (int32_t h = 0; h < config->heads; h++) {
+        const float *q =
+            pass->q + ((size_t)r * (size_t)config->heads + (size_t)h) * (size_t)(nope + rope);
+        float *to = pass->query + (size_t)h * (size_t)(lora + rope);
+        memset(to, 0, (size_t)lora * sizeof *to);
+        for (int32_t i = 0; i < nope; i++) {
+            const float *row = k_up + ((size_t)h * (size_t)nope + (size_t)i) * (size_t)lora;
+            for (int32_t c = 0; c < lora; c++) {
+                to[c] += q[i] * row[c];
+            }
+        }
+        for (int32_t i = 0; i < rope / 2; i++) {
+            to[lora + i] = q[nope + 2 * i];
+            to[lora + rope / 2 + i] = q[nope + 2 * i + 1];
+        }
+    }
+    tv_path_round_bf16(pass->query, (int64_t)config->heads * (lora + rope));
+    if (pass->watch != NULL && pass->watch->query != NULL) {
+        pass->watch->query(pass->watch->context, layer, r, pass->query);
+    }
+}
+
+static float score_rounded(const struct pass *pass, int32_t other, int32_t head)
+{
+    int32_t width = pass->source->config->kv_lora + pass->source->config->rope_dim;
+    const float *q = pass->query + (size_t)head * (size_t)width;
+    const float *kv = pass->kv + (size_t)other * (size_t)width;
+    float sum = 0.0f;
+    for (int32_t i = 0; i < width; i++) {
+        sum += q[i] * kv[i];
+    }
+    return sum;
+}
+
+static int has_rounded_queries(const struct tv_path_rows *rows, int32_t r)
+{
+    return rows->twins && r >= rows->prefix_len;
 }
 
 static void attend(struct pass *pass, int32_t r, int32_t head)
@@ -290,7 +355,10 @@ static void attend(struct pass *pass, int32_t r, int32_t head)
     int32_t count = rows->positions[r] + 1;
     double max = -INFINITY, sum = 0.0;
     for (int32_t j = 0; j < count; j++) {
-        pass->p[j] = (double)score(pass, r, seen(rows, r, j), head) * (double)config->softmax_scale;
+        int32_t other = seen(rows, r, j);
+        float value = has_rounded_queries(rows, r) ? score_rounded(pass, other, head)
+                                                   : score(pass, r, other, head);
+        pass->p[j] = (double)value * (double)config->softmax_scale;
         max = fmax(max, pass->p[j]);
     }
     for (int32_t j = 0; j < count; j++) {
@@ -307,8 +375,30 @@ static void attend(struct pass *pass, int32_t r, int32_t head)
     }
 }
 
-static int layer_run(struct pass *pass, const struct tv_model_layer_weights *layer)
+static int rows_attend(struct pass *pass, int32_t layer)
 {
+    const struct tv_path_rows *rows = pass->rows;
+    float *k_up = NULL;
+    int rc = 0;
+    if (rows->twins) {
+        rc = tv_path_tensor(pass->source, &pass->source->weights->layers[layer].k_up, &k_up);
+    }
+    for (int32_t r = 0; rc == 0 && r < rows->count; r++) {
+        if (has_rounded_queries(rows, r)) {
+            query_take(pass, layer, k_up, r);
+        }
+        for (int32_t head = 0; head < pass->source->config->heads; head++) {
+            attend(pass, r, head);
+        }
+        rc = tv_path_stopped(pass->source);
+    }
+    free(k_up);
+    return rc;
+}
+
+static int layer_run(struct pass *pass, int32_t l)
+{
+    const struct tv_model_layer_weights *layer = &pass->source->weights->layers[l];
     const struct tv_model_config *config = pass->source->config;
     int32_t rows = pass->rows->count;
     int rc = norm(pass, &layer->input_norm, config->rms_eps, pass->x, config->hidden,
@@ -317,13 +407,16 @@ static int layer_run(struct pass *pass, const struct tv_model_layer_weights *lay
         rc = queries(pass, layer);
     }
     if (rc == 0) {
+        rc = kv_rows(pass, layer);
+    }
+    if (rc == 0 && pass->watch != NULL && pass->watch->kv != NULL) {
+        pass->watch->kv(pass->watch->context, l, pass->kv);
+    }
+    if (rc == 0) {
         rc = keys_values(pass, layer);
     }
-    for (int32_t r = 0; rc == 0 && r < rows; r++) {
-        for (int32_t head = 0; head < config->heads; head++) {
-            attend(pass, r, head);
-        }
-        rc = tv_path_stopped(pass->source);
+    if (rc == 0) {
+        rc = rows_attend(pass, l);
     }
     if (rc == 0) {
         rc = tv_path_linear(pass->source, &layer->o, pass->mixed, rows, 1, pass->x);
@@ -333,7 +426,7 @@ static int layer_run(struct pass *pass, const struct tv_model_layer_weights *lay
                   pass->h, config->hidden);
     }
     if (rc == 0) {
-        rc = tv_path_feed_forward(pass->source, layer, pass->h, rows, pass->x);
+        rc = tv_path_feed_forward(pass->source, layer, pass->h, pass->rows, pass->x);
     }
     return rc;
 }
@@ -356,19 +449,19 @@ static int head_run(struct pass *pass, int32_t node_count, float *logits)
 }
 
 int tv_path_forward(const struct tv_path_source *source, const struct tv_path_rows *rows,
-                    int32_t node_count, tv_path_kv *kv, void *kv_context, float **ret_logits)
+                    int32_t node_count, const struct tv_path_watch *watch, float **ret_logits)
 {
-    struct pass pass = {.source = source, .rows = rows};
+    struct pass pass = {.source = source, .rows = rows, .watch = watch};
     float *logits = floats(node_count, source->config->vocab);
     int rc = logits == NULL ? -ENOMEM : pass_take(&pass);
+    for (int32_t r = 0; r < rows->count; r++) {
+        rows->margins[r] = INFINITY;
+    }
     if (rc == 0) {
         rc = embed(&pass);
     }
     for (int32_t l = 0; rc == 0 && l < source->config->layers; l++) {
-        rc = layer_run(&pass, &source->weights->layers[l]);
-        if (rc == 0 && kv != NULL) {
-            kv(kv_context, l, pass.kv);
-        }
+        rc = layer_run(&pass, l);
     }
     if (rc == 0) {
         rc = head_run(&pass, node_count, logits);

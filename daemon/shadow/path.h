@@ -22,29 +22,46 @@ struct tv_path_source {
     struct tv_kernels *device; /* for copies; NULL: weights are host memory */
     /* Any of them not 0: give up with -ECANCELED between two steps. Relaxed; NULL: no such. */
     const atomic_int *stops[TV_PATH_STOPS];
+    int rows_bf16; /* the cache's rows are bf16: each is rounded once, when it is written */
 };
 
 /* All sequences of one comparison, row after row: first the prefix, which they share and which is
- * computed once, then the nodes of one path after the other. */
+ * computed once (twice with twins: see below), then the nodes of one path after the other. */
 struct tv_path_rows {
     int32_t count, prefix_len;
+    int32_t twins;               /* 1: rows prefix_len .. 2 prefix_len are the prefix again */
     int32_t *tokens, *positions; /* [count] */
     int32_t *starts;             /* [count]: first row of this row's own path; prefix rows: 0 */
-    int32_t *nodes;  /* [count]: tree node, -1 for the prefix and for a node an earlier path had */
-    int32_t *row_of; /* [nodes of the tree]: the row that stands for it */
+    int32_t *slots;              /* [count]: the cache row that stands for this row */
+    int32_t *row_of;             /* [nodes of the tree]: the row that stands for it */
+    /* Written by the pass, with twins. How far router scores must move at least before some expert
+     * of the row is another (INFINITY without experts), and how far those of a prefix row and its
+     * twin are apart. */
+    float *margins; /* [count] */
+    float *moved;   /* [prefix_len] */
 };
+/* A cache of bf16 is asked for what it holds: its kernels take queries of that type too. With twins
+ * every row but the first prefix_len has its queries rounded as the contract says. The absorbed
+ * form of a query is what is rounded, so scores are products with the cache's rows there. */
 int tv_path_rows_init(struct tv_path_rows *rows, const int32_t *prefix, int32_t prefix_len,
-                      const struct tv_tree *tree);
+                      const struct tv_tree *tree, int twins);
 void tv_path_rows_finish(struct tv_path_rows *rows);
 
-/* Called once per layer with the recomputed KV rows [rows, kv_lora + rope], rotated key in the
- * cache's order (two halves). */
-typedef void tv_path_kv(void *context, int32_t layer, const float *kv);
+/* Looks at a pass, and may take over what the fast path has. */
+struct tv_path_watch {
+    void *context;
+    /* Once per layer: the KV rows [rows, kv_lora + rope], rotated key in the cache's order (two
+     * halves), before anything reads them. NULL: not called. */
+    void (*kv)(void *context, int32_t layer, float *kv);
+    /* Once per layer and row with rounded queries: [heads, kv_lora + rope], before they are used.
+     * NULL: not called. */
+    void (*query)(void *context, int32_t layer, int32_t row, float *q);
+};
 
-/* Run the model; *ret_logits [nodes of the tree, vocab], malloc'd, the caller's. kv may be NULL.
+/* Run the model; *ret_logits [nodes of the tree, vocab], malloc'd, the caller's. watch may be NULL.
  * 0, -ENOMEM, -ECANCELED, or a failed copy from the device. */
 int tv_path_forward(const struct tv_path_source *source, const struct tv_path_rows *rows,
-                    int32_t node_count, tv_path_kv *kv, void *kv_context, float **ret_logits);
+                    int32_t node_count, const struct tv_path_watch *watch, float **ret_logits);
 
 /* path_math.c: 0, or -ECANCELED once somebody asked for the end. */
 int tv_path_stopped(const struct tv_path_source *source);
@@ -56,14 +73,17 @@ void tv_path_rmsnorm(const float *x, int64_t x_stride, int32_t rows, int32_t dim
 /* A tensor as f32 on the host, malloc'd; -ENOMEM or a failed copy. */
 int tv_path_tensor(const struct tv_path_source *source, const struct tv_model_tensor *tensor,
                    float **ret_values);
+/* Every value to the nearest bf16, ties to even, as a cache of that type keeps it. */
+void tv_path_round_bf16(float *x, int64_t count);
 /* Cosines and sines [positions, 2, rope / 2] from the config alone, malloc'd. */
 int tv_path_rope_table(const struct tv_model_config *config, int32_t positions, float **ret_table);
 /* Rotate one vector of interleaved pairs in place. */
 void tv_path_rotate(float *x, int32_t rope_dim, const float *table, int32_t position);
 
-/* path_experts.c: x += the feed-forward part of one layer, from its normed input h. */
+/* path_experts.c: x += the feed-forward part of one layer, from its normed input h; the rows'
+ * margins and moved are brought up to date. */
 int tv_path_feed_forward(const struct tv_path_source *source,
-                         const struct tv_model_layer_weights *layer, const float *h, int32_t rows,
-                         float *x);
+                         const struct tv_model_layer_weights *layer, const float *h,
+                         const struct tv_path_rows *rows, float *x);
 
 #endif

@@ -53,13 +53,16 @@ static int32_t largest(const float *values, const uint8_t *taken, int32_t count)
     return best;
 }
 
-/* Exclude the experts outside the best topk_group groups. taken: [experts + n_group]. */
-static void groups_exclude(const struct tv_model_config *config, const float *choice,
-                           uint8_t *taken)
+/* Exclude the experts outside the best topk_group groups. taken: [experts + n_group]. Returns how
+ * far a score must move before another group is kept. */
+static float groups_exclude(const struct tv_model_config *config, const float *choice,
+                            uint8_t *taken)
 {
     int32_t per_group = config->experts / config->n_group;
     uint8_t *kept = taken + config->experts;
-    for (int32_t round = 0; round < config->topk_group; round++) {
+    float last_kept = INFINITY, first_left = -INFINITY;
+    int sums = config->topk_method == TV_TOPK_NOAUX_TC;
+    for (int32_t round = 0; round <= config->topk_group; round++) {
         int32_t best = -1;
         float best_rank = -INFINITY;
         for (int32_t g = 0; g < config->n_group; g++) {
@@ -72,17 +75,23 @@ static void groups_exclude(const struct tv_model_config *config, const float *ch
                     second = choice[i];
                 }
             }
-            float rank = config->topk_method == TV_TOPK_NOAUX_TC ? first + second : first;
+            float rank = sums ? first + second : first;
             if (!kept[g] && (best < 0 || rank > best_rank)) {
                 best = g;
                 best_rank = rank;
             }
         }
-        kept[best] = 1;
+        if (round < config->topk_group && best >= 0) {
+            kept[best] = 1;
+            last_kept = best_rank;
+        } else if (best >= 0) {
+            first_left = best_rank;
+        }
     }
     for (int32_t i = 0; i < config->experts; i++) {
         taken[i] = kept[i / per_group] ? 0 : 1;
     }
+    return (last_kept - first_left) / (sums ? 4.0f : 2.0f); /* both ranks move */
 }
 
 static void scores_fill(const struct tv_model_config *config, float *scores)
@@ -103,9 +112,10 @@ static void scores_fill(const struct tv_model_config *config, float *scores)
 }
 
 /* One row: scores (gate logits on entry) -> weights [experts], 0 for those not chosen. choice:
- * [experts]; taken: [experts + n_group]. */
-static void route(const struct tv_model_config *config, const float *bias, float *scores,
-                  float *choice, uint8_t *taken, float *weights)
+ * [experts]; taken: [experts + n_group]. Returns how far every score must move at least before
+ * another expert is chosen. */
+static float route(const struct tv_model_config *config, const float *bias, float *scores,
+                   float *choice, uint8_t *taken, float *weights)
 {
     size_t experts = (size_t)config->experts;
     int grouped = config->n_group > 1 && config->topk_method != TV_TOPK_GREEDY;
@@ -116,17 +126,21 @@ static void route(const struct tv_model_config *config, const float *bias, float
         weights[i] = 0.0f;
     }
     memset(taken, 0, experts + (size_t)(grouped ? config->n_group : 0));
-    if (grouped) {
-        groups_exclude(config, choice, taken);
-    }
+    float margin = grouped ? groups_exclude(config, choice, taken) : INFINITY;
+    float last_chosen = INFINITY;
     for (int32_t k = 0; k < config->experts_per_token; k++) {
         int32_t expert = largest(choice, taken, config->experts);
         if (expert < 0) {
             break; /* fewer experts in the kept groups than are wanted */
         }
         taken[expert] = 1;
+        last_chosen = choice[expert];
         weights[expert] = scores[expert];
         sum += (double)scores[expert];
+    }
+    int32_t left = largest(choice, taken, config->experts);
+    if (left >= 0) {
+        margin = fminf(margin, (last_chosen - choice[left]) / 2.0f);
     }
     double scale = config->routed_scaling_factor;
     if (config->norm_topk_prob) {
@@ -135,13 +149,27 @@ static void route(const struct tv_model_config *config, const float *bias, float
     for (size_t i = 0; i < experts; i++) {
         weights[i] = (float)((double)weights[i] * scale);
     }
+    return margin;
+}
+
+/* How far apart the scores of prefix rows and of their twins are. */
+static void scores_move(const struct tv_path_rows *path, const float *scores, size_t experts)
+{
+    size_t prefix = (size_t)path->prefix_len;
+    for (size_t r = 0; r < prefix; r++) {
+        for (size_t e = 0; e < experts; e++) {
+            float delta = fabsf(scores[r * experts + e] - scores[(prefix + r) * experts + e]);
+            path->moved[r] = fmaxf(path->moved[r], delta);
+        }
+    }
 }
 
 /* Routing weights [rows, experts] of every row, malloc'd. */
 static int weights_make(const struct tv_path_source *source,
-                        const struct tv_model_layer_weights *layer, const float *h, int32_t rows,
-                        float **ret_weights)
+                        const struct tv_model_layer_weights *layer, const float *h,
+                        const struct tv_path_rows *path, float **ret_weights)
 {
+    int32_t rows = path->count;
     const struct tv_model_config *config = source->config;
     size_t experts = (size_t)config->experts;
     size_t groups = config->n_group > 0 ? (size_t)config->n_group : 0;
@@ -158,8 +186,12 @@ static int weights_make(const struct tv_path_source *source,
         rc = tv_path_tensor(source, &layer->router_bias, &bias);
     }
     for (int32_t r = 0; rc == 0 && r < rows; r++) {
-        route(config, bias, scores + (size_t)r * experts, choice, taken,
-              weights + (size_t)r * experts);
+        float margin = route(config, bias, scores + (size_t)r * experts, choice, taken,
+                             weights + (size_t)r * experts);
+        path->margins[r] = fminf(path->margins[r], margin);
+    }
+    if (rc == 0 && path->twins) {
+        scores_move(path, scores, experts);
     }
     free(scores);
     free(choice);
@@ -210,12 +242,12 @@ static int expert_run(const struct tv_path_source *source,
 }
 
 int tv_path_feed_forward(const struct tv_path_source *source,
-                         const struct tv_model_layer_weights *layer, const float *h, int32_t rows,
-                         float *x)
+                         const struct tv_model_layer_weights *layer, const float *h,
+                         const struct tv_path_rows *rows, float *x)
 {
     int rc = 0;
     if (layer->mlp.gate.data != NULL) {
-        rc = mlp(source, &layer->mlp, h, rows, NULL, x);
+        rc = mlp(source, &layer->mlp, h, rows->count, NULL, x);
     }
     if (rc != 0 || layer->router.data == NULL) {
         return rc;
@@ -223,7 +255,7 @@ int tv_path_feed_forward(const struct tv_path_source *source,
     float *weights = NULL;
     rc = weights_make(source, layer, h, rows, &weights);
     for (int32_t e = 0; rc == 0 && e < source->config->experts; e++) {
-        rc = expert_run(source, layer, e, weights, h, rows, x);
+        rc = expert_run(source, layer, e, weights, h, rows->count, x);
     }
     free(weights);
     return rc;

@@ -154,6 +154,16 @@ void tv_path_rmsnorm(const float *x, int64_t x_stride, int32_t rows, int32_t dim
     }
 }
 
+void tv_path_round_bf16(float *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int exponent = 0;
+        (void)frexp((double)x[i], &exponent);                 /* |x| in [1/2, 1) * 2^exponent */
+        exponent = exponent - 8 > -133 ? exponent - 8 : -133; /* 8 bits, fewer below 2^-126 */
+        x[i] = (float)ldexp(rint(ldexp((double)x[i], -exponent)), exponent);
+    }
+}
+
 /* The dimension whose wave turns `turns` times within the original context (YaRN). */
 static double yarn_dimension(const struct tv_model_config *config, double turns)
 {

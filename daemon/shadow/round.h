@@ -22,6 +22,8 @@
 #define TV_SHADOW_LSE_ABS_BF16 1e-4
 #define TV_SHADOW_LOGIT_ABS    5e-4
 #define TV_SHADOW_LOGIT_STD    1.6
+/* Two draws from the same logits part below this margin only (kernels' contract). */
+#define TV_SHADOW_DRAW_MARGIN 2e-5
 
 /* What one layer's kernel was given and gave, in one block of host memory. */
 struct tv_shadow_layer_copy {
@@ -137,6 +139,9 @@ void tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void
 float tv_shadow_round_kv_at(const struct tv_shadow_round *round, int32_t layer, int32_t row,
                             int32_t i);
 
+/* 1: rows and queries may be bf16, but the kernels' sums are f32 and their probabilities unrounded,
+ * so that f32's bounds hold (every backend in host memory). 0: the bf16 row of the contract. */
+int tv_shadow_sums_f32(const struct tv_shadow *shadow, enum tv_dtype dtype);
 /* kernel.c: the kernel oracle over all layers of a round, on the shadow thread. 0 and *ret_worst,
  * *ret_within; a negative errno when it could not run. Violating layers leave a reproducer. */
 int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_round *round,
@@ -146,6 +151,17 @@ int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_roun
 int tv_shadow_path_run(struct tv_shadow *shadow, struct tv_kernels *ref,
                        const struct tv_parity_case *parity_case,
                        struct tv_parity_report *ret_report);
+
+/* rows.c: the bound of logits and rows whose values spread like this, and the comparison of KV rows
+ * and queries during a pass. Both members outlive the pass; equal starts as 1. */
+double tv_shadow_spread(const float *values, size_t count);
+double tv_shadow_logit_bound(double std);
+struct tv_rows_check {
+    const struct tv_shadow_round *round; /* captured whole */
+    const struct tv_path_rows *rows;
+    int equal;
+};
+struct tv_path_watch tv_shadow_rows_watch(struct tv_rows_check *check);
 
 /* redraw.c: draw the walk again from logits with ref/ and a walk of its own. */
 struct tv_shadow_redraw {

@@ -247,6 +247,7 @@ static enum tv_shadow_verdict round_judge(struct tv_shadow *shadow, struct tv_sh
     }
     struct tv_parity_case parity_case = case_of(round);
     struct tv_shadow_redraw redraw = {0};
+    parity_case.noise = fmin(parity_case.noise, TV_SHADOW_DRAW_MARGIN); /* its own logits */
     if (tv_shadow_redraw(shadow->ref, round->config->vocab, &parity_case, attached_row, round,
                          &redraw) != 0) {
         block->ran = 0;

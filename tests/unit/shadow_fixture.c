@@ -48,7 +48,11 @@ static void planted_layer(void *context, int32_t layer, const struct tv_verify_a
     case FAULT_PAGE: { /* a bit of a prefix row flips after the kernel read it */
         uintptr_t address = (uintptr_t)attn->kv_pages;
         size_t at = ((size_t)attn->page_table[0] * (size_t)attn->page_size + 5) * row + 17;
-        ((uint32_t *)address)[at] ^= UINT32_C(1) << 24;
+        if (attn->dtype == TV_F32) { /* a bit of the exponent */
+            ((uint32_t *)address)[at] ^= UINT32_C(1) << 24;
+        } else {
+            ((uint16_t *)address)[at] ^= UINT16_C(1) << 8;
+        }
         break;
     }
     case FAULT_MASK: /* the kernel saw another ancestor than the tree says */
@@ -87,8 +91,15 @@ struct tv_shadow_block waiter_wait(struct waiter *waiter)
 void bench_open(struct bench *bench, const char *model, int32_t page_size, double probability,
                 size_t queue_bytes, int with_dir)
 {
+    bench_open_kv(bench, model, page_size, TV_F32, probability, queue_bytes, with_dir);
+}
+
+void bench_open_kv(struct bench *bench, const char *model, int32_t page_size,
+                   enum tv_dtype kv_dtype, double probability, size_t queue_bytes, int with_dir)
+{
     struct tv_test_random random = {.state = 17};
-    struct tv_engine_fixture_options options = {.model = model, .page_size = page_size};
+    struct tv_engine_fixture_options options = {
+        .model = model, .page_size = page_size, .kv_dtype = kv_dtype};
     const char *tmp = getenv("TMPDIR");
     memset(bench, 0, sizeof *bench);
     tv_engine_fixture_open(&bench->fixture, &options);

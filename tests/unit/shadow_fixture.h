@@ -52,6 +52,8 @@ struct tv_shadow_block waiter_wait(struct waiter *waiter);
 /* A folder of its own is made in any case, and removed by bench_close. */
 void bench_open(struct bench *bench, const char *model, int32_t page_size, double probability,
                 size_t queue_bytes, int with_dir);
+void bench_open_kv(struct bench *bench, const char *model, int32_t page_size,
+                   enum tv_dtype kv_dtype, double probability, size_t queue_bytes, int with_dir);
 void bench_close(struct bench *bench);
 
 struct tv_parity_case case_of(const struct bench *bench, const struct tv_round_out *out,
