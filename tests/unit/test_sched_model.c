@@ -161,10 +161,53 @@ static void failure(struct world *world, int32_t i)
     call_free(call);
 }
 
+/* A round that lies about one thing: refused with that thing's code, and nothing else happens. */
+static void lie(struct world *world, int32_t i)
+{
+    static const struct {
+        const char *code;
+        int status, has_state;
+    } lies[] = {{"seq-reused", 422, 0},       {"round-evicted", 410, 1},
+                {"seq-gap", 409, 1},          {"seq-gap", 409, 1},
+                {"epoch-changed", 409, 0},    {"digest-mismatch", 409, 1},
+                {"pending-mismatch", 409, 1}, {"session-not-found", 404, 0}};
+    const struct client *client = &world->clients[i];
+    int what = below(world, 8);
+    int32_t seq = what == 0   ? client->seq - 1
+                  : what == 1 ? below(world, client->seq - 1 > 0 ? client->seq - 1 : 1)
+                  : what == 2 ? client->seq + 1 + below(world, 3)
+                  : what == 3 ? INT32_MAX
+                              : client->seq;
+    if (seq < 1) {
+        return; /* nothing was used up yet */
+    }
+    struct tv_call *call =
+        call_make(world->fixture, TV_CALL_VERIFY, client->id,
+                  "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d%s,\"tree\":{\"tokens\":[%d],"
+                  "\"parents\":[-1]},\"want\":{\"top_k\":7}}",
+                  seq, what == 4 ? "fedcba9876543210" : client->epoch, client->len,
+                  what == 5 ? ",\"expected_digest\":\"00000000000000000000000000000000\"" : "",
+                  what == 6 ? (client->pending + 1) % 307 : client->pending);
+    if (what == 7) {
+        (void)snprintf(call->principal, sizeof call->principal, "somebody");
+    }
+    int64_t launches = tv_fixed_engine_launches(world->fixture->engine);
+    call_start(world->fixture, call);
+    assert_refused(call_wait(call), lies[what].status, lies[what].code);
+    assert_int_equal(reply_has(call, "session_state"), lies[what].has_state);
+    if (lies[what].has_state) {
+        assert_int_equal(reply_int(call, "session_state/committed_len"), client->len);
+        assert_int_equal(reply_int(call, "session_state/next_seq"), client->seq);
+        assert_int_equal(reply_int(call, "session_state/pending"), client->pending);
+    }
+    call_free(call);
+    assert_int_equal(tv_fixed_engine_launches(world->fixture->engine), launches);
+}
+
 static void b10_random_operations_equal_an_array_model(void **state)
 {
     struct world *world = calloc(1, sizeof *world);
-    int32_t operations = fixture_scaled(10000);
+    int32_t operations = fixture_scaled(20000);
     assert_non_null(world);
     world->fixture = *state;
     world->random = 20261129;
@@ -181,8 +224,10 @@ static void b10_random_operations_equal_an_array_model(void **state)
             round_decode(world, i);
         } else if (what < 74) {
             round_extend(world, i);
-        } else if (what < 88) {
+        } else if (what < 82) {
             retry(world, i);
+        } else if (what < 90) {
+            lie(world, i);
         } else {
             failure(world, i);
         }
