@@ -7,8 +7,11 @@
 #include "http/conn.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/clock.h"
 
@@ -50,6 +53,15 @@ int tv_http_conn_enter(struct http_conn *conn, enum http_phase phase)
     return rc;
 }
 
+/* What a peer does not read is the kernel's, also after the close, which hides behind it: a peer
+ * that takes nothing for so long is given up with all that waits for it. */
+static void limit_unread(int fd)
+{
+    const unsigned int limit_ms = HTTP_WRITE_US / 1000;
+    /* without it the connection only ends later */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, sizeof limit_ms);
+}
+
 struct http_conn *tv_http_conn_create(struct tv_http *http, struct MHD_Connection *connection,
                                       int admin)
 {
@@ -63,6 +75,7 @@ struct http_conn *tv_http_conn_create(struct tv_http *http, struct MHD_Connectio
     conn->connection = connection;
     conn->admin = admin;
     conn->fd = info->connect_fd;
+    limit_unread(conn->fd);
     conn->phase = HTTP_HEADERS;
     conn->active_us = tv_clock_us();
     conn->deadline_us = conn->active_us + HTTP_HEADERS_US;

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -85,6 +84,15 @@ class FixedDaemon(Daemon):
 
     def fds(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def cpu_s(self):
+        with open(f"/proc/{self.process.pid}/stat") as stat:
+            words = stat.read().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_kib(self):
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return int(re.search(r"VmRSS:\s+(\d+) kB", status.read()).group(1))
 
     def connect(self, admin=False, timeout=60):
         port = self.admin_port if admin else self.port
@@ -220,33 +228,65 @@ def verify_path(state):
     return f"/v1/sessions/{state['session']}/verify"
 
 
-class Prober(threading.Thread):
-    """GET /healthz on one listener every few milliseconds while something else happens."""
+class Prober:
+    """GET /healthz on one listener every few milliseconds while something else happens (probe.py)."""
 
     def __init__(self, daemon, admin=True, every_s=0.005):
-        super().__init__(daemon=True)
-        self.caller, self.every_s = Caller(daemon, admin), every_s
-        self.times, self.failures, self.ending = [], 0, threading.Event()
-
-    def run(self):
-        while not self.ending.wait(self.every_s):
-            start = time.monotonic()
-            answer = self.caller.call("GET", "/healthz")
-            self.times.append(time.monotonic() - start)
-            self.failures += answer.status != 200
+        port = daemon.admin_port if admin else daemon.port
+        self.command = [sys.executable, os.path.join(HERE, "probe.py"), str(port), str(every_s)]
+        self.times, self.failures = [], 0
 
     def __enter__(self):
-        self.start()
+        self.process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         return self
 
     def __exit__(self, kind, value, trace):
-        self.ending.set()
-        self.join(timeout=30)
-        self.caller.close()
+        output, _ = self.process.communicate(timeout=60)
+        if kind is None:
+            got = json.loads(output)
+            self.times, self.failures = got["times"], got["failures"]
 
     def p99(self):
         ordered = sorted(self.times)
         return ordered[len(ordered) * 99 // 100]
+
+
+class Rounds:
+    """Healthy clients in rounds (tests/bench/bench_http) for `seconds`; the outcome of every such run."""
+
+    def __init__(self, daemon, connections=4, seconds=2):
+        self.command = [os.environ["BENCH_HTTP"], str(daemon.port), str(connections), str(seconds), "64"]
+        self.daemon, self.seconds = daemon, seconds
+        self.rates, self.p99_us, self.cpu_us = [], [], []  # cpu_us: the daemon's, whatever it did, for each round
+
+    def start(self):
+        self.cpu_s = self.daemon.cpu_s()
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def ended(self):
+        return self.process.poll() is not None
+
+    def take(self):
+        output, _ = self.process.communicate(timeout=60)
+        got = re.search(r" (\d+) rounds/s, .* p99 ([0-9.]+) us", output)
+        if self.process.returncode != 0 or got is None:
+            raise AssertionError(f"a healthy client failed: {output!r}")
+        self.rates.append(int(got.group(1)))
+        self.p99_us.append(float(got.group(2)))
+        spent_us = (self.daemon.cpu_s() - self.cpu_s) * 1e6
+        self.cpu_us.append(spent_us / max(1, self.rates[-1] * self.seconds))
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def sized(default, full, least=1):
+    """The size of a loop. TV_TEST_SCALE=100 runs each in full, as published in tests/bench/RESULTS.md."""
+    return max(least, min(full, round(default * SCALE)))
 
 
 def wait_until(condition, limit_s, what):

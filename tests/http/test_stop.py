@@ -1,6 +1,6 @@
 """B65: stopping, idle and under load; exit codes of starts that are refused.
 
-TV_TEST_SCALE stops under load, at least one (100 is the published figure).
+TV_TEST_SCALE stops under load, at least one and at most the published 100 (TV_TEST_SCALE=100).
 """
 
 import json
@@ -14,11 +14,11 @@ import threading
 import time
 import unittest
 
-from harness import PROGRAM, SCALE, Caller, FixedDaemon, request_bytes, round_body, verify_path, wait_until
+from harness import PROGRAM, Caller, FixedDaemon, median, request_bytes, round_body, sized, verify_path, wait_until
 
 TREEVERIFYD = os.environ.get("TREEVERIFYD", "")
 MODEL = os.environ.get("TV_MODEL_DIR", "")
-REPEATS = max(1, int(SCALE))
+REPEATS = sized(1, 100)
 
 
 class Worker(threading.Thread):
@@ -49,29 +49,44 @@ class Worker(threading.Thread):
 
 class StopTest(unittest.TestCase):
     def test_b65_stop_under_load(self):
+        seconds = []
         for _ in range(REPEATS):
-            daemon = FixedDaemon("--drain-grace-s", "1").__enter__()
-            workers = [Worker(daemon) for _ in range(32)]
-            for worker in workers:
-                worker.start()
-            wait_until(lambda: all(worker.rounds > 0 for worker in workers), 20, "all are in rounds")
-            probe = Caller(daemon, admin=True)
-            start = time.monotonic()
-            daemon.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: probe.call("GET", "/readyz").status == 503, 1, "readiness fails")
-            self.assertLess(time.monotonic() - start, 0.3)
-            self.assertEqual(probe.call("GET", "/healthz").status, 200)
-            probe.close()
-            for worker in workers:
-                worker.join(timeout=30)
-                self.assertFalse(worker.is_alive())
-                self.assertIsNone(worker.odd)
-                if worker.refusal is not None:
-                    self.assertEqual(worker.refusal["code"], "draining")
-                    self.assertFalse(worker.refusal["committed"])
-            self.assertEqual(daemon.stop(), 0, daemon.text())
-            self.assertLess(time.monotonic() - start, 5)
-            print(f"{sum(worker.rounds for worker in workers)} rounds, stopped in {time.monotonic() - start:.2f} s")
+            seconds.append(self.stop_under_load())
+        print(f"{REPEATS} stops in {min(seconds):.2f} to {max(seconds):.2f} s, median {median(seconds):.2f} s")
+
+    def stop_under_load(self):
+        """32 clients in rounds; every round that was committed reached its client. Seconds from signal to end."""
+        daemon = FixedDaemon("--drain-grace-s", "1").__enter__()
+        workers = [Worker(daemon) for _ in range(32)]
+        for worker in workers:
+            worker.start()
+        wait_until(lambda: all(worker.rounds > 0 for worker in workers), 20, "all are in rounds")
+        probe = Caller(daemon, admin=True)
+        start = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: probe.call("GET", "/readyz").status == 503, 1, "readiness fails")
+        self.assertLess(time.monotonic() - start, 0.3)
+        self.assertEqual(probe.call("GET", "/healthz").status, 200)
+        probe.close()
+        for worker in workers:
+            worker.join(timeout=30)
+            self.assertFalse(worker.is_alive())
+            self.assertIsNone(worker.odd)
+            if worker.refusal is not None:
+                self.assertEqual(worker.refusal["code"], "draining")
+                self.assertFalse(worker.refusal["committed"])
+        last = daemon.process.stdout.readline()
+        self.assertEqual(daemon.stop(), 0, daemon.text())
+        seconds = time.monotonic() - start
+        self.assertLess(seconds, 5)
+        answered = sum(worker.rounds for worker in workers)
+        self.assertEqual(last, f"end commits {answered}\n")
+        print(
+            f"{answered} rounds, {sum(worker.unanswered for worker in workers)} requests closed unanswered and uncommitted, "
+            f"stopped in {seconds:.2f} s"
+        )
+        daemon.log.close()
+        return seconds
 
     def test_b65_running_round_is_answered(self):
         """SIGTERM while the engine works for a session: the answer arrives, then the daemon ends."""

@@ -39,7 +39,7 @@ struct fixed_engine {
     struct tv_engine engine;
     struct answer *answers; /* [requests_max] */
     double base_sum;        /* of exp(base logit) over the vocabulary */
-    atomic_int_least64_t launches;
+    atomic_int_least64_t launches, commits;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     int held, inside, broken;
@@ -239,6 +239,7 @@ static int fixed_round(struct fixed_engine *fixed, struct answer *answer,
     out->logprobs = answer->logprobs;
     out->end = result.end;
     if (in->commit) {
+        (void)atomic_fetch_add_explicit(&fixed->commits, 1, memory_order_relaxed);
         in->context->len += result.accepted_count;
     }
     return 0;
@@ -364,6 +365,7 @@ int tv_fixed_engine_create(const struct tv_fixed_engine_params *params,
     (void)pthread_mutex_init(&fixed->lock, NULL); /* neither fails with default attributes */
     (void)pthread_cond_init(&fixed->changed, NULL);
     atomic_init(&fixed->launches, 0);
+    atomic_init(&fixed->commits, 0);
     for (int32_t token = 0; token < params->vocab; token++) {
         fixed->base_sum += exp((double)base_logit(token));
     }
@@ -424,6 +426,11 @@ void tv_fixed_engine_break(struct tv_engine *engine, int broken)
 int64_t tv_fixed_engine_launches(struct tv_engine *engine)
 {
     return atomic_load_explicit(&((struct fixed_engine *)engine)->launches, memory_order_relaxed);
+}
+
+int64_t tv_fixed_engine_commits(struct tv_engine *engine)
+{
+    return atomic_load_explicit(&((struct fixed_engine *)engine)->commits, memory_order_relaxed);
 }
 
 int32_t tv_fixed_engine_contexts(struct tv_engine *engine)

@@ -36,8 +36,9 @@ void tv_fixed_engine_hold(struct tv_engine *engine, int held);
 void tv_fixed_engine_await_held(struct tv_engine *engine);
 /* Any thread. Makes self_test fail from now on (1) or pass again (0). */
 void tv_fixed_engine_break(struct tv_engine *engine, int broken);
-/* Any thread. verify calls so far, and contexts that are open. */
+/* Any thread. verify calls so far, rounds of them that were committed, contexts that are open. */
 int64_t tv_fixed_engine_launches(struct tv_engine *engine);
+int64_t tv_fixed_engine_commits(struct tv_engine *engine);
 int32_t tv_fixed_engine_contexts(struct tv_engine *engine);
 
 #endif

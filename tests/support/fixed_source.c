@@ -2,7 +2,8 @@
  * fixed_source.c - treeverifyd-fixed: the daemon's own main with an engine of fixed answers.
  *
  * Owns a line protocol on stdin, for tests that need a round to last: "hold", "release", "stat".
- * stat answers on stdout; every other line ends the reading, as the end of the input does.
+ * stat answers on stdout; every other line ends the reading, as the end of the input does. The last
+ * line on stdout is "end commits N".
  */
 #include <errno.h>
 #include <pthread.h>
@@ -84,6 +85,9 @@ void tv_main_engine_close(struct tv_engine *engine)
     if (engine != NULL) {
         (void)pthread_mutex_lock(&control_lock);
         controlled = NULL;
+        /* the last word of a stop that was in order: did every round reach its client? */
+        (void)printf("end commits %lld\n", (long long)tv_fixed_engine_commits(engine));
+        (void)fflush(stdout);
         (void)pthread_mutex_unlock(&control_lock);
         engine->ops->destroy(engine);
     }
