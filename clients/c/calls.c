@@ -349,86 +349,86 @@ static int is_path(const struct tv_client_round *round, const int32_t *tokens,
     return 1;
 }
 
+/* What the tokens of a round must agree with: a tree, or (count 0) a number of tokens. */
+struct asked {
+    const int32_t *tokens, *parents;
+    int32_t count, tokens_max;
+};
+
+/* 1 when the answer is one that the question can have: accepted nodes are a path, and the length
+ * and the pending token are those behind it. */
+static int is_answer(const struct asked *asked, const struct tv_client_session *before,
+                     const struct tv_client_session *after, const struct tv_client_round *round)
+{
+    if (asked->count > 0 ? !is_path(round, asked->tokens, asked->parents, asked->count)
+                         : round->token_count > asked->tokens_max) {
+        return 0;
+    }
+    return after->committed_len == before->committed_len + round->token_count &&
+           after->pending == round->tokens[round->token_count - 1];
+}
+
+/* Post a round that brings new tokens; session and *ret_round change only when all of it is right.
+ */
+static int run_round(struct tv_client *client, struct tv_client_session *session, const char *call,
+                     struct tv_buf *body, const struct asked *asked,
+                     struct tv_client_round *ret_round, struct tv_client_problem *ret_problem)
+{
+    struct tv_client_answer answer = {0};
+    struct tv_client_session next;
+    struct tv_client_round round = {0};
+    int error = post_round(client, session, call, body, &answer, &next, ret_problem);
+    if (error == 0) {
+        error = read_round(&answer, &round);
+        if (error == -ENOMEM) {
+            tv_client_problem_set(ret_problem, "out of memory");
+        } else if (error != 0 || !is_answer(asked, session, &next, &round)) {
+            error = not_the_contract("accepted nodes, new tokens and length disagree", ret_problem);
+        }
+    }
+    if (error == 0) {
+        *session = next;
+        *ret_round = round;
+        round = (struct tv_client_round){0};
+    }
+    tv_client_round_finish(&round);
+    tv_client_answer_finish(&answer);
+    tv_buf_finish(body);
+    return error;
+}
+
 int tv_client_verify(struct tv_client *client, struct tv_client_session *session,
                      const int32_t *tokens, const int32_t *parents, int32_t count,
                      struct tv_client_round *ret_round, struct tv_client_problem *ret_problem)
 {
+    const struct asked asked = {.tokens = tokens, .parents = parents, .count = count};
+    struct tv_buf body;
     if (count < 1 || count > TV_ENGINE_NODES_MAX) {
         tv_client_problem_set(ret_problem, "a tree has 1 to %d nodes", TV_ENGINE_NODES_MAX);
         return -EINVAL;
     }
-    struct tv_buf body;
-    struct tv_client_answer answer = {0};
-    struct tv_client_session next;
-    struct tv_client_round round = {0};
     begin_round(&body, session);
     tv_buf_printf(&body, "\"tree\":{");
     put_ints(&body, "tokens", tokens, count);
     tv_buf_printf(&body, ",");
     put_ints(&body, "parents", parents, count);
     tv_buf_printf(&body, "}");
-    int error = post_round(client, session, "/verify", &body, &answer, &next, ret_problem);
-    if (error != 0) {
-        goto out;
-    }
-    error = read_round(&answer, &round);
-    if (error == -ENOMEM) {
-        tv_client_problem_set(ret_problem, "out of memory");
-        goto out;
-    }
-    if (error != 0 || !is_path(&round, tokens, parents, count) ||
-        next.committed_len != session->committed_len + round.node_count ||
-        next.pending != round.tokens[round.token_count - 1]) {
-        error = not_the_contract("accepted nodes, new tokens and length disagree", ret_problem);
-        goto out;
-    }
-    *session = next;
-    *ret_round = round;
-    round = (struct tv_client_round){0};
-out:
-    tv_client_round_finish(&round);
-    tv_client_answer_finish(&answer);
-    tv_buf_finish(&body);
-    return error;
+    return run_round(client, session, "/verify", &body, &asked, ret_round, ret_problem);
 }
 
 int tv_client_decode(struct tv_client *client, struct tv_client_session *session,
                      int32_t tokens_max, struct tv_client_round *ret_round,
                      struct tv_client_problem *ret_problem)
 {
+    const struct asked asked = {.tokens_max = tokens_max};
+    struct tv_buf body;
     if (tokens_max < 1 || tokens_max > TV_DECODE_TOKENS_MAX) {
         tv_client_problem_set(ret_problem, "decode takes 1 to %d tokens", TV_DECODE_TOKENS_MAX);
         return -EINVAL;
     }
-    struct tv_buf body;
-    struct tv_client_answer answer = {0};
-    struct tv_client_session next;
-    struct tv_client_round round = {0};
     begin_round(&body, session);
     tv_buf_printf(&body, "\"max_tokens\":%" PRId32, tokens_max);
-    int error = post_round(client, session, "/decode", &body, &answer, &next, ret_problem);
-    if (error != 0) {
-        goto out;
-    }
-    error = read_round(&answer, &round);
-    if (error == -ENOMEM) {
-        tv_client_problem_set(ret_problem, "out of memory");
-        goto out;
-    }
-    if (error != 0 || round.token_count > tokens_max ||
-        next.committed_len != session->committed_len + round.token_count ||
-        next.pending != round.tokens[round.token_count - 1]) {
-        error = not_the_contract("new tokens and length disagree", ret_problem);
-        goto out;
-    }
-    *session = next;
-    *ret_round = round;
-    round = (struct tv_client_round){0};
-out:
-    tv_client_round_finish(&round);
-    tv_client_answer_finish(&answer);
-    tv_buf_finish(&body);
-    return error;
+    return run_round(client, session, "/decode", &body, &asked, ret_round, ret_problem);
 }
 
 int tv_client_extend(struct tv_client *client, struct tv_client_session *session,

@@ -39,6 +39,27 @@ int tv_cli_option(struct tv_cli *cli, int option, const char *help)
     }
 }
 
+int tv_cli_options(struct tv_cli *ret_cli, int argc, char **argv, const char *flag, int *ret_flag,
+                   const char *help)
+{
+    const struct option options[] = {{flag, no_argument, NULL, TV_CLI_OPT_OWN},
+                                     TV_CLI_COMMON_OPTIONS};
+    int option;
+    tv_cli_init(ret_cli);
+    *ret_flag = 0;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option == TV_CLI_OPT_OWN) {
+            *ret_flag = 1;
+            continue;
+        }
+        int code = tv_cli_option(ret_cli, option, help);
+        if (code >= 0) {
+            return code;
+        }
+    }
+    return -1;
+}
+
 int tv_cli_usage(const char *format, ...)
 {
     va_list args;
@@ -95,6 +116,7 @@ static int exit_code(int error, const struct tv_client_problem *problem)
     case -EPROTO:
         return problem->retryable ? TV_CLI_BUSY : TV_CLI_REFUSED;
     case -EBADMSG:
+    case -ENOTSUP:
         return TV_CLI_REFUSED;
     case -ECONNREFUSED:
     case -EIO:

@@ -22,9 +22,10 @@ enum tv_cli_exit {
     TV_CLI_NO_INPUT = 66,    /* a file cannot be read */
     TV_CLI_UNAVAILABLE = 69, /* server not reached, connection lost, deadline */
     TV_CLI_MEMORY = 71,
-    TV_CLI_OUTPUT = 74,  /* stdout cannot be written */
-    TV_CLI_BUSY = 75,    /* refused, may succeed later; retries used up */
-    TV_CLI_REFUSED = 76, /* refused, or an answer that breaks the contract */
+    TV_CLI_OUTPUT = 74, /* stdout cannot be written */
+    TV_CLI_BUSY = 75,   /* refused, may succeed later; retries used up */
+    TV_CLI_REFUSED =
+        76, /* refused, an answer that breaks the contract, or a model we cannot serve */
 };
 
 struct tv_cli {
@@ -59,6 +60,10 @@ enum {
 void tv_cli_init(struct tv_cli *ret_cli);
 /* Take one option common to all commands. -1: go on; else the exit code to end with (help too). */
 int tv_cli_option(struct tv_cli *cli, int option, const char *help);
+/* All options of a command that has one flag of its own. -1: go on behind optind; else the exit
+ * code to end with. */
+int tv_cli_options(struct tv_cli *ret_cli, int argc, char **argv, const char *flag, int *ret_flag,
+                   const char *help);
 /* "treeverify COMMAND: text" on stderr; returns TV_CLI_USAGE. */
 int tv_cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* A whole decimal number of lo to hi, or a real one. 0 or -EINVAL. */

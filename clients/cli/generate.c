@@ -171,11 +171,12 @@ static int open_session(struct run *run, const int32_t *prompt, int32_t prompt_c
         return error;
     }
     if (run->model.vocab < BYTE_VOCAB_MIN || run->model.vocab > BYTE_VOCAB_MAX) {
+        (void)snprintf(run->problem.code, sizeof(run->problem.code), "not-bytes");
         (void)snprintf(run->problem.detail, sizeof(run->problem.detail),
                        "%s has a vocabulary of %d: its tokens are not bytes, and this program has "
                        "no tokenizer",
                        run->model.name, (int)run->model.vocab);
-        return -EINVAL;
+        return -ENOTSUP;
     }
     error = tv_client_session_create(run->client, prompt, prompt_count, &sampling, plan->stop_ids,
                                      plan->stop_count, &run->session, &run->problem);

@@ -70,28 +70,17 @@ out:
 
 int tv_cli_health(int argc, char **argv)
 {
-    enum { DEEP = TV_CLI_OPT_OWN };
-    static const struct option options[] = {{"deep", no_argument, NULL, DEEP},
-                                            TV_CLI_COMMON_OPTIONS};
     struct tv_cli cli;
-    int deep = 0;
-    int option;
-    tv_cli_init(&cli);
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (option == DEEP) {
-            deep = 1;
-            continue;
-        }
-        int code = tv_cli_option(&cli, option, help);
-        if (code >= 0) {
-            return code;
-        }
+    int deep;
+    int code = tv_cli_options(&cli, argc, argv, "deep", &deep, help);
+    if (code >= 0) {
+        return code;
     }
     if (optind != argc) {
         return tv_cli_usage("health takes no argument");
     }
     struct tv_client *client = NULL;
-    int code = tv_cli_connect(&cli, &client);
+    code = tv_cli_connect(&cli, &client);
     if (code == TV_CLI_OK) {
         code = run(&cli, client, deep);
     }

@@ -26,7 +26,7 @@ static const char help[] =
     "  71  out of memory\n"
     "  74  the output cannot be written\n"
     "  75  busy, loading or draining: try again later\n"
-    "  76  refused, or an answer that breaks the contract\n";
+    "  76  refused, an answer that breaks the contract, or a model whose tokens are not bytes\n";
 
 int main(int argc, char **argv)
 {

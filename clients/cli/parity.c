@@ -129,21 +129,11 @@ static int ask(const struct tv_cli *cli, int run, const char *body, size_t body_
 
 int tv_cli_parity(int argc, char **argv)
 {
-    enum { RUN = TV_CLI_OPT_OWN };
-    static const struct option options[] = {{"run", no_argument, NULL, RUN}, TV_CLI_COMMON_OPTIONS};
     struct tv_cli cli;
-    int run = 0;
-    int option;
-    tv_cli_init(&cli);
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (option == RUN) {
-            run = 1;
-            continue;
-        }
-        int code = tv_cli_option(&cli, option, help);
-        if (code >= 0) {
-            return code;
-        }
+    int run;
+    int code = tv_cli_options(&cli, argc, argv, "run", &run, help);
+    if (code >= 0) {
+        return code;
     }
     if (argc - optind > 1 || (argc - optind == 1 && !run)) {
         return tv_cli_usage("parity takes one FILE, after --run");
@@ -151,12 +141,12 @@ int tv_cli_parity(int argc, char **argv)
     char *body = NULL;
     size_t body_bytes = 0;
     if (optind < argc) {
-        int code = tv_cli_read_file(argv[optind], TV_BODY_BYTES_LARGE_DEFAULT, &body, &body_bytes);
+        code = tv_cli_read_file(argv[optind], TV_BODY_BYTES_LARGE_DEFAULT, &body, &body_bytes);
         if (code != TV_CLI_OK) {
             return code;
         }
     }
-    int code = ask(&cli, run, body, body_bytes);
+    code = ask(&cli, run, body, body_bytes);
     free(body);
     return code;
 }

@@ -61,22 +61,11 @@ out:
 
 int tv_cli_verify(int argc, char **argv)
 {
-    enum { BYTES = TV_CLI_OPT_OWN };
-    static const struct option options[] = {{"bytes", no_argument, NULL, BYTES},
-                                            TV_CLI_COMMON_OPTIONS};
     struct tv_cli cli;
-    int bytes = 0;
-    int option;
-    tv_cli_init(&cli);
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (option == BYTES) {
-            bytes = 1;
-            continue;
-        }
-        int code = tv_cli_option(&cli, option, help);
-        if (code >= 0) {
-            return code;
-        }
+    int bytes;
+    int code = tv_cli_options(&cli, argc, argv, "bytes", &bytes, help);
+    if (code >= 0) {
+        return code;
     }
     if (argc - optind != 1) {
         return tv_cli_usage("verify takes one FILE");
@@ -86,7 +75,7 @@ int tv_cli_verify(int argc, char **argv)
     struct tv_client *client = NULL;
     struct tv_client_answer answer = {0};
     struct tv_client_problem problem;
-    int code = tv_cli_read_file(argv[optind], TV_BODY_BYTES_LARGE_DEFAULT, &body, &body_bytes);
+    code = tv_cli_read_file(argv[optind], TV_BODY_BYTES_LARGE_DEFAULT, &body, &body_bytes);
     if (code == TV_CLI_OK) {
         code = tv_cli_connect(&cli, &client);
     }

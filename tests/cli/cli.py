@@ -4,11 +4,13 @@ usage: cli.py TREEVERIFY TREEVERIFYD MODEL_DIR STORE TEXT
 TV_TEST_SCALE below 1 takes fewer prompts and leaves the acceptance length out (sanitizer builds).
 """
 
+import http.server
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
@@ -25,6 +27,36 @@ def prompts(count, length=200):
         text = file.read()
     step = (len(text) - length - 20000) // count
     return [text[20000 + i * step : 20000 + i * step + length] for i in range(count)]
+
+
+class Replies:
+    """A server on loopback that gives every GET the same JSON: what no bundled model can make a daemon say."""
+
+    def __init__(self, answer):
+        body = json.dumps(answer).encode()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def __exit__(self, kind, value, trace):
+        self.server.shutdown()
+        self.thread.join(timeout=10)
+        self.server.server_close()
 
 
 class Cli(unittest.TestCase):
@@ -79,6 +111,15 @@ class Cli(unittest.TestCase):
         self.assertIn(CLOSED, error)
         text, _ = self.run_client("health", "--json", code=69, url=CLOSED)
         self.assertIsNone(json.loads(text)["committed"])
+
+    def test_generate_needs_tokens_that_are_bytes(self):
+        """The command line is right; it is the server that has another kind of model."""
+        model = self.daemon.client().get("/v1/model")
+        with Replies(dict(model, vocab=102400)) as url:
+            _, error = self.run_client("generate", "x", code=76, url=url)
+            self.assertIn("a vocabulary of 102400: its tokens are not bytes", error)
+            text, _ = self.run_client("generate", "--json", "x", code=76, url=url)
+            self.assertEqual(json.loads(text)["error"], "not-bytes")
 
     def test_missing_file(self):
         self.run_client("verify", "/nonexistent.json", code=66)
