@@ -1,6 +1,7 @@
 """The real daemon on the bundled checkpoint: /v1/model, readiness and one round against the contract."""
 
 import os
+import subprocess
 import unittest
 
 import harness
@@ -30,6 +31,12 @@ class ModelTest(unittest.TestCase):
                 state = caller.session(sampling={"top_p": share})
                 self.assertEqual(caller.call("POST", verify_path(state), round_body(state)).status, 200)
             caller.close()
+
+    def test_pool_is_poisoned(self):
+        """The daemons of this run take TREEVERIFY_POISON; what it does to the pool is test_poison.c's."""
+        command = [os.environ["TREEVERIFYD"], "--print-config"]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        self.assertIn(f"poison = {os.environ['TREEVERIFY_POISON']}  # environment\n", text)
 
 
 if __name__ == "__main__":

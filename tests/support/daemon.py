@@ -1,7 +1,8 @@
 """Start a treeverifyd on loopback, talk to it, stop it. Used by every black-box suite.
 
 Every answer is checked against proto/openapi.yaml. A Daemon is a context manager; its output goes to a
-file that is shown when the process dies. No test sleeps: the start is read from the `listening` line.
+file that is shown when the process dies. No test sleeps: the start is read from the `listening` line. Every
+daemon that a test starts has its pool poisoned, like the C fixtures', unless TREEVERIFY_POISON says otherwise.
 """
 
 import base64
@@ -18,6 +19,8 @@ from openapi import Contract
 CONTRACT = Contract(
     os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "proto", "openapi.yaml")
 )
+
+os.environ.setdefault("TREEVERIFY_POISON", "on")
 
 
 class Problem(Exception):

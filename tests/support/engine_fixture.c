@@ -24,7 +24,6 @@ void tv_engine_fixture_open(struct tv_engine_fixture *fixture,
         .requests_max = options->requests_max > 0 ? options->requests_max : 4,
         .max_len = options->max_len,
         .pages = options->pages > 0 ? options->pages : 4096 / page_size,
-        .poison = !options->no_poison,
         .kv_dtype = options->kv_dtype,
         .threads = 1};
     memset(fixture, 0, sizeof *fixture);

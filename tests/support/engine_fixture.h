@@ -19,14 +19,13 @@ struct tv_engine_fixture {
 };
 
 struct tv_engine_fixture_options {
-    const char *model;    /* bundled checkpoint */
-    const char *backend;  /* NULL: "cpu" */
-    int32_t page_size;    /* 0: 64 */
-    int32_t rows_max;     /* 0: 256 */
-    int32_t requests_max; /* 0: 4 */
-    int32_t max_len;      /* 0: the checkpoint's */
-    int64_t pages;        /* 0: 4096 rows */
-    int no_poison;
+    const char *model;      /* bundled checkpoint */
+    const char *backend;    /* NULL: "cpu" */
+    int32_t page_size;      /* 0: 64 */
+    int32_t rows_max;       /* 0: 256 */
+    int32_t requests_max;   /* 0: 4 */
+    int32_t max_len;        /* 0: the checkpoint's */
+    int64_t pages;          /* 0: 4096 rows */
     enum tv_dtype kv_dtype; /* 0: f32 */
 };
 

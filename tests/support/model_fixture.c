@@ -24,6 +24,15 @@ const char *tv_fixture_dir(const char *name)
     return path;
 }
 
+int tv_fixture_poison(void)
+{
+    const char *text = getenv("TREEVERIFY_POISON");
+    if (text != NULL && strcmp(text, "on") != 0 && strcmp(text, "off") != 0) {
+        fail_msg("TREEVERIFY_POISON is '%s', not on or off", text);
+    }
+    return text == NULL || strcmp(text, "on") == 0;
+}
+
 void tv_fixture_open(struct tv_fixture *fixture, const struct tv_fixture_options *options)
 {
     struct tv_kernels_options kernel_options = {.threads = options->threads,
@@ -46,7 +55,7 @@ void tv_fixture_open(struct tv_fixture *fixture, const struct tv_fixture_options
                                      .row_dim = config->kv_lora + config->rope_dim,
                                      .dtype = options->kv_dtype,
                                      .pages = options->pages,
-                                     .poison = options->poison};
+                                     .poison = tv_fixture_poison()};
     assert_int_equal(tv_cache_create(fixture->kernels, &params, &fixture->cache), 0);
 }
 

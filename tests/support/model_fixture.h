@@ -23,13 +23,15 @@ struct tv_fixture_options {
     const char *dir;     /* of the checkpoint */
     int32_t page_size, rows_max, requests_max, max_len;
     int64_t pages;
-    int poison;
     int32_t threads;
     enum tv_dtype kv_dtype;
 };
 
 /* Directory of a bundled checkpoint; static storage, valid until the next call. */
 const char *tv_fixture_dir(const char *name);
+/* Whether pools are poisoned: as TREEVERIFY_POISON says, which the daemons under test read too; on
+ * without it. Every pool that a test creates asks this, except in the tests of the cache alone. */
+int tv_fixture_poison(void);
 void tv_fixture_open(struct tv_fixture *fixture, const struct tv_fixture_options *options);
 void tv_fixture_close(struct tv_fixture *fixture);
 

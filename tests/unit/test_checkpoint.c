@@ -79,8 +79,11 @@ static void served(float *ret_logits, uint8_t *ret_id)
     if (err != 0) {
         fail_msg("%d %s", err, error.text);
     }
-    struct tv_cache_params params = {
-        .layers = 2, .page_size = 16, .row_dim = TV_MLA_ROW, .pages = 2, .poison = 1};
+    struct tv_cache_params params = {.layers = 2,
+                                     .page_size = 16,
+                                     .row_dim = TV_MLA_ROW,
+                                     .pages = 2,
+                                     .poison = tv_fixture_poison()};
     assert_int_equal(tv_cache_create(fixture.kernels, &params, &fixture.cache), 0);
     const float *logits = tv_fixture_prefill(&fixture, &seq, tokens, 3, 3);
     for (int i = 0; i < LOGITS; i++) {

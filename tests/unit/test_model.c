@@ -39,7 +39,6 @@ static void fixture_open(struct tv_fixture *fixture, const char *name, int32_t p
                                          .requests_max = 4,
                                          .max_len = max_len,
                                          .pages = 2048 / page_size,
-                                         .poison = 1,
                                          .threads = 2};
     tv_fixture_open(fixture, &options);
 }

@@ -38,7 +38,6 @@ static void fixture_open(struct tv_fixture *fixture, const char *name, int32_t p
                                          .requests_max = 4,
                                          .max_len = max_len,
                                          .pages = 2048 / page_size,
-                                         .poison = 1,
                                          .threads = 2,
                                          .kv_dtype = kv_dtype};
     tv_fixture_open(fixture, &options);

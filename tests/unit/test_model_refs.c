@@ -54,8 +54,7 @@ static void fixture_open(struct tv_fixture *fixture, const char *backend, const 
                                          .page_size = page_size,
                                          .rows_max = 512,
                                          .requests_max = 4,
-                                         .pages = 2048 / page_size,
-                                         .poison = 1};
+                                         .pages = 2048 / page_size};
     tv_fixture_open(fixture, &options);
 }
 

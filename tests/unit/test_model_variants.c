@@ -62,8 +62,7 @@ static void variant_run(const char *name, int absorbed)
                                          .page_size = 64,
                                          .rows_max = PIECE,
                                          .requests_max = 1,
-                                         .pages = 4096 / 64,
-                                         .poison = 1};
+                                         .pages = 4096 / 64};
     tv_fixture_open(&fixture, &options);
     for (int32_t i = 0; i < variant.position_count; i++) {
         int32_t position = variant.positions[i];
