@@ -16,7 +16,7 @@
 
 static void model_open(struct world *world)
 {
-    struct tv_model_options options = {.rows_max = 64, .requests_max = 2, .page_size = 16};
+    struct tv_model_options options = {.rows_max = 32, .requests_max = 2, .page_size = 16};
     struct tv_tiny_model *tiny = malloc(sizeof *tiny);
     struct tv_model_error error = {{0}};
     assert_non_null(tiny);
