@@ -115,6 +115,33 @@ static void a_busy_session_outlives_its_lease(void **state)
     tv_sessions_finish(&table);
 }
 
+/* Comparisons hold a session that is idle: none expires under one, a deletion does not wait. */
+static void a_held_session_outlives_its_lease(void **state)
+{
+    (void)state;
+    struct tv_sessions table;
+    struct tv_session *found = NULL;
+    char id[32];
+    table_start(&table, 4);
+    struct tv_session *session = open_session(&table, "", 1, 0);
+    (void)snprintf(id, sizeof id, "%s", session->id);
+    tv_session_hold(session);
+    tv_session_hold(session);
+    assert_int_equal(tv_sessions_sweep(&table, 10 * SECOND), INT64_MAX);
+    tv_session_let_go(session, 20 * SECOND);
+    assert_int_equal(tv_sessions_find(&table, id, "", 30 * SECOND, &found), TV_OK);
+    tv_session_let_go(session, 40 * SECOND); /* the lease counts from here */
+    assert_int_equal(tv_sessions_sweep(&table, 41 * SECOND - 1), 41 * SECOND);
+    assert_int_equal(tv_sessions_find(&table, id, "", 41 * SECOND, &found), TV_SESSION_EXPIRED);
+    session = open_session(&table, "", 1, 0);
+    (void)snprintf(id, sizeof id, "%s", session->id);
+    tv_session_hold(session);
+    tv_sessions_remove(&table, session);
+    assert_int_equal(tv_sessions_find(&table, id, "", 0, &found), TV_SESSION_NOT_FOUND);
+    assert_int_equal(bury(&table), 2);
+    tv_sessions_finish(&table);
+}
+
 static void a_deleted_busy_session_waits_for_its_round(void **state)
 {
     (void)state;
@@ -240,6 +267,7 @@ int main(void)
         cmocka_unit_test(a_lease_ends_to_the_microsecond),
         cmocka_unit_test(renewal_moves_the_end),
         cmocka_unit_test(a_busy_session_outlives_its_lease),
+        cmocka_unit_test(a_held_session_outlives_its_lease),
         cmocka_unit_test(a_deleted_busy_session_waits_for_its_round),
         cmocka_unit_test(expired_ids_are_remembered_up_to_the_cap),
         cmocka_unit_test(the_table_has_a_cap),
