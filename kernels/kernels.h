@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Bumped when a struct below or the table changes; a loader refuses another number. */
-#define TV_KERNELS_ABI 2
+#define TV_KERNELS_ABI 3
 
 /*
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
@@ -285,6 +285,16 @@ struct tv_kernels {
     int (*draw)(struct tv_kernels *k, const struct tv_draw_args *args);
     size_t (*draw_workspace)(const struct tv_kernels *k, const struct tv_draw_args *args);
     int (*topk)(struct tv_kernels *k, const struct tv_topk *args);
+
+    /* A recording: operations called between begin and end are checked but not run; replay runs
+     * them, with the same arguments, as often as wanted, for less than calling them again. What
+     * they read through device pointers may change between replays. Nothing but operations on
+     * device data may be called in between: no alloc, free, upload, download or sync. NULL, all
+     * four: the backend gains nothing by it. end gives no recording when it fails. */
+    int (*record_begin)(struct tv_kernels *k);
+    int (*record_end)(struct tv_kernels *k, void **ret_recording);
+    int (*replay)(struct tv_kernels *k, void *recording);
+    void (*recording_free)(struct tv_kernels *k, void *recording);
 
     void (*destroy)(struct tv_kernels *k);
 };

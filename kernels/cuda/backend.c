@@ -84,7 +84,11 @@ static int backend_sync(struct tv_kernels *k)
 static void backend_destroy(struct tv_kernels *k)
 {
     if (k != NULL) {
-        free(k->impl);
+        struct tv_cuda *cuda = k->impl;
+        if (cuda->record_stream != NULL) {
+            (void)tv_cuda_errno(cudaStreamDestroy(cuda->record_stream)); /* nobody is told */
+        }
+        free(cuda);
         free(k);
     }
 }
@@ -129,6 +133,10 @@ static void operations_fill(struct tv_kernels *k)
     k->draw = tv_cuda_draw;
     k->draw_workspace = tv_cuda_draw_workspace;
     k->topk = tv_cuda_topk;
+    k->record_begin = tv_cuda_record_begin;
+    k->record_end = tv_cuda_record_end;
+    k->replay = tv_cuda_replay;
+    k->recording_free = tv_cuda_recording_free;
 }
 
 uint32_t tv_cuda_abi(void)

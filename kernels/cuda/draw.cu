@@ -1,5 +1,6 @@
 /*
- * draw.cu - one token per row: temperature, top_k, top_p, min_p, then Gumbel-max; one block a row.
+ * draw.cu - one token per row: temperature, top_k, top_p, min_p, then Gumbel-max; one cluster of
+ * blocks a row.
  *
  * The same contract as ref/draw.c with the same tokens: weights and Gumbel values are f64 rounded
  * once, sets are cut at the same keys. Only sums over the vocabulary run in another (fixed) order.
@@ -50,26 +51,10 @@ TV_DEVICE struct best best_add(struct best a, float score, int32_t token)
     return best_join(a, one);
 }
 
-TV_DEVICE struct best block_best(struct best b)
+TV_DEVICE struct best cluster_best(struct best b, int &turn)
 {
-    __shared__ struct best parts[SELECT_THREADS / 32];
-    for (int i = 16; i > 0; i >>= 1) {
-        struct best other;
-        other.score = __shfl_xor_sync(0xffffffffu, b.score, i);
-        other.second = __shfl_xor_sync(0xffffffffu, b.second, i);
-        other.token = __shfl_xor_sync(0xffffffffu, b.token, i);
-        b = best_join(b, other);
-    }
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) {
-        parts[threadIdx.x >> 5] = b;
-    }
-    __syncthreads();
-    b = parts[0];
-    for (int w = 1; w < SELECT_THREADS / 32; w++) {
-        b = best_join(b, parts[w]);
-    }
-    return b;
+    return select_join(b, turn,
+                       [](const struct best &x, const struct best &y) { return best_join(x, y); });
 }
 
 /* logit / T in f32; the clamp only matters where the quotient leaves f32's range. */
@@ -78,27 +63,25 @@ TV_DEVICE float tempered(const struct draw_row &row, int32_t i)
     return fminf(fmaxf(row.logits[i] / row.sampling.temperature, -FLT_MAX), FLT_MAX);
 }
 
-TV_DEVICE bool all_finite(const float *logits, int32_t vocab)
-{
-    int32_t bad = 0;
-    for (int32_t i = (int32_t)threadIdx.x; i < vocab; i += SELECT_THREADS) {
-        bad |= !isfinite(logits[i]);
-    }
-    return __syncthreads_or(bad) == 0;
-}
-
-TV_DEVICE struct tv_draw draw_greedy(const float *logits, int32_t vocab)
+/* Every logit is finite; and, where that is so, the two best. */
+TV_DEVICE bool all_finite(const float *logits, int32_t vocab, struct best *ret_best, int &turn)
 {
     struct best best = best_none();
-    for (int32_t i = (int32_t)threadIdx.x; i < vocab; i += SELECT_THREADS) {
+    int32_t bad = 0;
+    select_each(vocab, [&](int32_t i) {
+        bad += !isfinite(logits[i]);
         best = best_add(best, logits[i], i);
-    }
-    best = block_best(best);
+    });
+    *ret_best = cluster_best(best, turn);
+    return select_sum(bad, turn) == 0;
+}
+
+TV_DEVICE struct tv_draw draw_greedy(const float *logits, int32_t vocab, struct best best,
+                                     int &turn)
+{
     double sum = 0.0;
-    for (int32_t i = (int32_t)threadIdx.x; i < vocab; i += SELECT_THREADS) {
-        sum += (double)expf(logits[i] - best.score);
-    }
-    sum = block_sum(sum);
+    select_each(vocab, [&](int32_t i) { sum += (double)expf(logits[i] - best.score); });
+    sum = select_sum(sum, turn);
     struct tv_draw draw;
     draw.token = best.token;
     draw.margin = vocab == 1 ? CUDART_INF_F : best.score - best.second;
@@ -114,21 +97,17 @@ TV_DEVICE float weight_kept(const struct draw_row &row, int32_t i)
 }
 
 /* Weights relative to the best token, and what top_k keeps. */
-TV_DEVICE void weights_fill(struct draw_row &row)
+TV_DEVICE void weights_fill(struct draw_row &row, int &turn)
 {
-    float max = -FLT_MAX;
-    for (int32_t i = (int32_t)threadIdx.x; i < row.vocab; i += SELECT_THREADS) {
-        max = fmaxf(max, tempered(row, i));
-    }
-    row.max = block_max(max);
-    for (int32_t i = (int32_t)threadIdx.x; i < row.vocab; i += SELECT_THREADS) {
+    select_each(row.vocab, [&](int32_t i) {
         row.weights[i] = (float)exp((double)tempered(row, i) - (double)row.max);
-    }
+    });
     row.top_k.key = 0; /* below every key of a finite float: all are kept */
     row.top_k.id_end = INT32_MAX;
     if (row.sampling.top_k > 0 && row.sampling.top_k < row.vocab) {
-        row.top_k = select_largest(row.vocab, row.sampling.top_k,
-                                   [&](int32_t i) { return select_key(tempered(row, i)); });
+        row.top_k = select_largest(
+            row.vocab, row.sampling.top_k, [&](int32_t i) { return select_key(tempered(row, i)); },
+            turn);
     }
 }
 
@@ -137,7 +116,7 @@ TV_DEVICE void weights_fill(struct draw_row &row)
  * reaches top_p of all. Bits of a weight, which is not negative, are its key; a dropped token has
  * key 0 and no weight.
  */
-TV_DEVICE void mass_cut(struct draw_row &row)
+TV_DEVICE void mass_cut(struct draw_row &row, int &turn)
 {
     row.mass.key = 0;
     row.mass.id_end = INT32_MAX;
@@ -145,10 +124,8 @@ TV_DEVICE void mass_cut(struct draw_row &row)
         return;
     }
     double sum = 0.0, above;
-    for (int32_t i = (int32_t)threadIdx.x; i < row.vocab; i += SELECT_THREADS) {
-        sum += (double)weight_kept(row, i);
-    }
-    double wanted = (double)row.sampling.top_p * block_sum(sum);
+    select_each(row.vocab, [&](int32_t i) { sum += (double)weight_kept(row, i); });
+    double wanted = (double)row.sampling.top_p * select_sum(sum, turn);
     uint32_t key = select_key_of<double>(
         row.vocab, wanted,
         [&](int32_t i, uint32_t *ret_key, double *ret_weight) {
@@ -156,15 +133,13 @@ TV_DEVICE void mass_cut(struct draw_row &row)
             *ret_key = __float_as_uint(w);
             *ret_weight = (double)w;
         },
-        &above);
-    double each = (double)__uint_as_float(key);
-    int32_t ties = 1;
-    while (ties < row.vocab && above + (double)ties * each < wanted) {
-        ties++;
-    }
+        &above, turn);
+    double ties = ceil((wanted - above) / (double)__uint_as_float(key));
+    ties = fmin(fmax(ties, 1.0), (double)row.vocab);
     row.mass.key = key;
     row.mass.id_end = select_id_end(
-        row.vocab, key, ties, [&](int32_t i) { return __float_as_uint(weight_kept(row, i)); });
+        row.vocab, key, (int32_t)ties,
+        [&](int32_t i) { return __float_as_uint(weight_kept(row, i)); }, turn);
 }
 
 /* Passes all filters. */
@@ -188,42 +163,43 @@ TV_DEVICE float gumbel_bound(uint32_t word)
 /* The best of the kept tokens for which `chosen` says yes; those that cannot be among the two best
  * beside a second of at least `second` need no logarithm in f64. */
 template <typename Chosen>
-TV_DEVICE struct best perturb(const struct draw_row &row, float second, Chosen chosen)
+TV_DEVICE struct best perturb(const struct draw_row &row, float second, Chosen chosen, int &turn)
 {
     struct best best = best_none();
-    for (int32_t i = (int32_t)threadIdx.x; i < row.vocab; i += SELECT_THREADS) {
-        float z = tempered(row, i);
-        float least = fmaxf(second, best.second);
+    select_each(row.vocab, [&](int32_t i) {
+        float z = tempered(row, i), least = fmaxf(second, best.second);
         if (!chosen(z) || z + TV_PHILOX_GUMBEL_MAX < least || !is_kept(row, i)) {
-            continue;
+            return;
         }
         uint32_t word = tv_philox_word(row.sampling.seed, (uint32_t)row.position, (uint32_t)i,
                                        TV_PHILOX_TARGET);
         if (z + gumbel_bound(word) >= least) {
             best = best_add(best, z + tv_philox_gumbel(word), i);
         }
-    }
-    return block_best(best);
+    });
+    return cluster_best(best, turn);
 }
 
-TV_DEVICE struct tv_draw draw_sampled(struct draw_row &row)
+TV_DEVICE struct tv_draw draw_sampled(struct draw_row &row, int &turn)
 {
-    weights_fill(row);
-    mass_cut(row);
+    weights_fill(row, turn);
+    mass_cut(row, turn);
     double sum = 0.0;
     int32_t kept = 0;
-    for (int32_t i = (int32_t)threadIdx.x; i < row.vocab; i += SELECT_THREADS) {
+    select_each(row.vocab, [&](int32_t i) {
         if (is_kept(row, i)) {
             sum += (double)row.weights[i];
             kept++;
         }
-    }
-    sum = block_sum(sum);
-    kept = block_sum(kept);
+    });
+    sum = select_sum(sum, turn);
+    kept = select_sum(kept, turn);
     /* The likely tokens first: their second best spares most of the others their draw. */
     float likely = row.max - 4.0f;
-    struct best best = perturb(row, -CUDART_INF_F, [=](float z) { return z >= likely; });
-    best = best_join(best, perturb(row, best.second, [=](float z) { return z < likely; }));
+    struct best best = perturb(
+        row, -CUDART_INF_F, [=](float z) { return z >= likely; }, turn);
+    best = best_join(best, perturb(
+                               row, best.second, [=](float z) { return z < likely; }, turn));
     struct tv_draw draw;
     draw.token = best.token;
     draw.margin = kept == 1 ? CUDART_INF_F : best.score - best.second;
@@ -232,24 +208,31 @@ TV_DEVICE struct tv_draw draw_sampled(struct draw_row &row)
     return draw;
 }
 
-static __global__ void __launch_bounds__(SELECT_THREADS)
+static __global__ void __cluster_dims__(SELECT_BLOCKS) __launch_bounds__(SELECT_THREADS)
     draw(const __grid_constant__ struct tv_draw_args a)
 {
-    int64_t at = blockIdx.x;
+    int64_t at = select_row();
     struct draw_row row;
+    struct best best;
+    int turn = 0;
     row.logits = a.logits + at * a.vocab;
     row.weights = (float *)a.workspace + at * a.vocab;
     row.vocab = a.vocab;
     row.position = a.positions[at];
     row.sampling = a.sampling[at];
     struct tv_draw result = {-1, 0.0f, 0.0f, 0};
-    if (all_finite(row.logits, row.vocab)) {
-        result = !(row.sampling.temperature >= 1e-4f) ? draw_greedy(row.logits, row.vocab)
-                                                      : draw_sampled(row);
+    if (all_finite(row.logits, row.vocab, &best, turn)) {
+        if (row.sampling.temperature >= 1e-4f) {
+            row.max = tempered(row, best.token);
+            result = draw_sampled(row, turn);
+        } else {
+            result = draw_greedy(row.logits, row.vocab, best, turn);
+        }
     }
-    if (threadIdx.x == 0) {
+    if (select_thread() == 0) {
         a.draws[at] = result;
     }
+    select_end();
 }
 
 size_t tv_cuda_draw_workspace(const struct tv_kernels *k, const struct tv_draw_args *args)
@@ -262,7 +245,7 @@ size_t tv_cuda_draw_workspace(const struct tv_kernels *k, const struct tv_draw_a
 
 int tv_cuda_draw(struct tv_kernels *k, const struct tv_draw_args *args)
 {
-    if (args->rows < 0 || args->vocab < 1) {
+    if (args->rows < 0 || args->rows > INT32_MAX / SELECT_BLOCKS || args->vocab < 1) {
         return -EINVAL;
     }
     if (args->workspace_bytes < tv_cuda_draw_workspace(k, args)) {
@@ -271,6 +254,6 @@ int tv_cuda_draw(struct tv_kernels *k, const struct tv_draw_args *args)
     if (args->rows == 0) {
         return 0;
     }
-    draw<<<(uint32_t)args->rows, SELECT_THREADS, 0, tv_cuda_stream(k)>>>(*args);
+    draw<<<(uint32_t)args->rows * SELECT_BLOCKS, SELECT_THREADS, 0, tv_cuda_stream(k)>>>(*args);
     return tv_cuda_errno(cudaGetLastError());
 }

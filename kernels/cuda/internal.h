@@ -25,6 +25,8 @@ struct tv_cuda {
     int sm_count;
     void *tensor_map_encode; /* the driver's cuTensorMapEncodeTiled */
     char variant[160];
+    cudaStream_t record_stream; /* made by the first recording */
+    int recording;              /* 1 between record_begin and record_end */
 };
 
 /* The errno of a runtime error; clears the runtime's sticky error. 0 for cudaSuccess. */
@@ -39,9 +41,11 @@ int tv_cuda_errno(cudaError_t error);
         }                                                                                          \
     } while (0)
 
+/* Where an operation is launched: the caller's stream, or the recorder's while it records. */
 static inline cudaStream_t tv_cuda_stream(const struct tv_kernels *k)
 {
-    return (cudaStream_t)k->stream;
+    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
+    return cuda->recording ? cuda->record_stream : (cudaStream_t)k->stream;
 }
 
 /* Raise the dynamic shared memory limits of every kernel and check that the compiled kernels fit

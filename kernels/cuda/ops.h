@@ -34,6 +34,10 @@ int tv_cuda_kv_move(struct tv_kernels *k, void *kv_pages, size_t row_bytes, int6
 int tv_cuda_draw(struct tv_kernels *k, const struct tv_draw_args *args);
 size_t tv_cuda_draw_workspace(const struct tv_kernels *k, const struct tv_draw_args *args);
 int tv_cuda_topk(struct tv_kernels *k, const struct tv_topk *args);
+int tv_cuda_record_begin(struct tv_kernels *k);
+int tv_cuda_record_end(struct tv_kernels *k, void **ret_recording);
+int tv_cuda_replay(struct tv_kernels *k, void *recording);
+void tv_cuda_recording_free(struct tv_kernels *k, void *recording);
 
 #ifdef __cplusplus
 }

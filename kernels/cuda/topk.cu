@@ -1,5 +1,5 @@
 /*
- * topk.cu - the largest raw logits of a row and its log-sum-exp, one block a row.
+ * topk.cu - the largest raw logits of a row and its log-sum-exp, one cluster of blocks a row.
  */
 #include "ops.h"
 #include "select.cuh"
@@ -12,57 +12,66 @@ TV_DEVICE float ordered(float logit)
     return isnan(logit) ? -CUDART_INF_F : logit;
 }
 
-TV_DEVICE void row_lse(const float *logits, int32_t vocab, float *ret_lse)
+/* The selected elements, gathered in the first block's shared memory. */
+struct found {
+    int32_t count, ids[K_MAX];
+    uint32_t keys[K_MAX];
+};
+
+TV_DEVICE float row_lse(const float *logits, int32_t vocab, int &turn)
 {
     float top = -CUDART_INF_F, sum = 0.0f;
-    for (int32_t i = (int32_t)threadIdx.x; i < vocab; i += SELECT_THREADS) {
-        top = fmaxf(top, logits[i]);
-    }
-    top = block_max(top);
-    for (int32_t i = (int32_t)threadIdx.x; i < vocab; i += SELECT_THREADS) {
-        sum += expf(logits[i] - top);
-    }
-    double total = block_sum((double)sum);
-    if (threadIdx.x == 0) {
-        *ret_lse = (float)((double)top + log(total));
-    }
+    select_each(vocab, [&](int32_t i) { top = fmaxf(top, logits[i]); });
+    top = select_max(top, turn);
+    select_each(vocab, [&](int32_t i) { sum += expf(logits[i] - top); });
+    return (float)((double)top + log(select_sum((double)sum, turn)));
 }
 
-static __global__ void __launch_bounds__(SELECT_THREADS)
-    topk(const __grid_constant__ struct tv_topk a)
+/* By the first block: each element goes to its rank. */
+TV_DEVICE void found_write(const struct tv_topk &a, int64_t row, const struct found &f)
 {
-    __shared__ int32_t found, found_ids[K_MAX];
-    __shared__ uint32_t found_keys[K_MAX];
-    int64_t row = blockIdx.x;
-    const float *logits = a.logits + row * a.vocab;
     int32_t thread = (int32_t)threadIdx.x;
-    row_lse(logits, a.vocab, a.lse + row);
-    if (a.k == 0) {
+    if (thread >= a.k) {
         return;
     }
-    struct select_set set =
-        select_largest(a.vocab, a.k, [=](int32_t i) { return select_key(ordered(logits[i])); });
-    if (thread == 0) {
-        found = 0;
+    int32_t rank = 0, id = f.ids[thread];
+    for (int32_t j = 0; j < a.k; j++) {
+        rank += f.keys[j] > f.keys[thread] || (f.keys[j] == f.keys[thread] && f.ids[j] < id);
     }
-    __syncthreads();
-    for (int32_t i = thread; i < a.vocab; i += SELECT_THREADS) {
-        uint32_t key = select_key(ordered(logits[i]));
-        if (select_has(set, key, i)) {
-            int32_t at = atomicAdd(&found, 1); /* the order here is mended below */
-            found_ids[at] = i;
-            found_keys[at] = key;
-        }
+    a.ids[row * a.k + rank] = id;
+    a.values[row * a.k + rank] = ordered(a.logits[row * a.vocab + id]);
+}
+
+static __global__ void __cluster_dims__(SELECT_BLOCKS) __launch_bounds__(SELECT_THREADS)
+    topk(const __grid_constant__ struct tv_topk a)
+{
+    __shared__ struct found mine;
+    struct found *found = cooperative_groups::this_cluster().map_shared_rank(&mine, 0);
+    int64_t row = select_row();
+    const float *logits = a.logits + row * a.vocab;
+    int turn = 0;
+    if (threadIdx.x == 0) {
+        mine.count = 0; /* seen by the others after the next sum over the cluster */
     }
-    __syncthreads();
-    if (thread < a.k) {
-        int32_t rank = 0, id = found_ids[thread];
-        for (int32_t j = 0; j < a.k; j++) {
-            rank += found_keys[j] > found_keys[thread] ||
-                    (found_keys[j] == found_keys[thread] && found_ids[j] < id);
-        }
-        a.ids[row * a.k + rank] = id;
-        a.values[row * a.k + rank] = ordered(logits[id]);
+    float lse = row_lse(logits, a.vocab, turn);
+    if (select_thread() == 0) {
+        a.lse[row] = lse;
+    }
+    if (a.k > 0) {
+        struct select_set set = select_largest(
+            a.vocab, a.k, [=](int32_t i) { return select_key(ordered(logits[i])); }, turn);
+        select_each(a.vocab, [&](int32_t i) {
+            uint32_t key = select_key(ordered(logits[i]));
+            if (select_has(set, key, i)) {
+                int32_t at = atomicAdd(&found->count, 1); /* any order: they are ranked below */
+                found->ids[at] = i;
+                found->keys[at] = key;
+            }
+        });
+    }
+    select_end();
+    if (blockIdx.x % SELECT_BLOCKS == 0) {
+        found_write(a, row, mine);
     }
 }
 
@@ -75,6 +84,9 @@ int tv_cuda_topk(struct tv_kernels *k, const struct tv_topk *args)
     if (args->rows == 0) {
         return 0;
     }
-    topk<<<(uint32_t)args->rows, SELECT_THREADS, 0, tv_cuda_stream(k)>>>(*args);
+    if (args->rows > INT32_MAX / SELECT_BLOCKS) {
+        return -EINVAL;
+    }
+    topk<<<(uint32_t)args->rows * SELECT_BLOCKS, SELECT_THREADS, 0, tv_cuda_stream(k)>>>(*args);
     return tv_cuda_errno(cudaGetLastError());
 }
