@@ -57,19 +57,19 @@ static int norm(struct tv_model *model, int32_t rows, const struct tv_model_tens
                                    weight->data, (float)eps, y, weight->cols);
 }
 
-int tv_forward_begin(struct tv_forward *pass)
+int tv_forward_upload(struct tv_model *model)
+{
+    const struct tv_model_stage *stage = &model->buffers.stage;
+    return model->kernels->upload(model->kernels, stage->device, stage->host, stage->used);
+}
+
+int tv_forward_embed(struct tv_forward *pass)
 {
     struct tv_model *model = pass->model;
-    struct tv_kernels *kernels = model->kernels;
     const struct tv_model_config *config = &model->config;
-    const struct tv_model_stage *stage = &model->buffers.stage;
-    int err = kernels->upload(kernels, stage->device, stage->host, stage->used);
-    if (err != 0) {
-        return err;
-    }
     const struct tv_model_tensor *embed = &model->weights.embed;
-    return kernels->embed(kernels, pass->rows, config->hidden, config->vocab, embed->data,
-                          embed->dtype, pass->tokens, model->buffers.x);
+    return model->kernels->embed(model->kernels, pass->rows, config->hidden, config->vocab,
+                                 embed->data, embed->dtype, pass->tokens, model->buffers.x);
 }
 
 static int latent_write(struct tv_forward *pass, int32_t layer)

@@ -21,8 +21,10 @@ struct tv_forward {
 void *tv_forward_stage(struct tv_model_stage *stage, size_t bytes, const void **ret_device);
 /* 1: the cache has the shape this model needs. */
 int tv_forward_cache_fits(const struct tv_model *model, const struct tv_cache *cache);
-/* Copy what was staged to the device and embed the tokens into x. */
-int tv_forward_begin(struct tv_forward *pass);
+/* Copy what was staged to the device. */
+int tv_forward_upload(struct tv_model *model);
+/* Embed the tokens into x. */
+int tv_forward_embed(struct tv_forward *pass);
 /* Layer norm, latent and rotated key into the pages, and for q: q_low and *ret_query, the matrix
  * [heads * (nope + rope), *ret_dim] with its input *ret_input [rows, *ret_dim]. */
 int tv_forward_latent(struct tv_forward *pass, int32_t layer,

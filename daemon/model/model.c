@@ -142,6 +142,7 @@ void tv_model_destroy(struct tv_model *model)
     if (model == NULL) {
         return;
     }
+    tv_model_recordings_free(model);
     for (size_t i = 0; i < model->device_count; i++) {
         model->kernels->free(model->kernels, model->device[i]);
     }

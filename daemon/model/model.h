@@ -122,6 +122,9 @@ struct tv_model_item {
 int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
                     const struct tv_model_item *items, int32_t count, tv_model_layer_hook *hook,
                     void *hook_context, const float **ret_logits);
+/* Let a backend that can do so record the verify passes over this cache, once, at the start: later
+ * passes without a hook are replays. The cache outlives the last pass, not the model. */
+int tv_model_record(struct tv_model *model, struct tv_cache *cache);
 /* One expanded pass over `count` (<= rows_max) tokens that follow the committed rows; the sequence
  * has them reserved; the caller commits. *ret_logits: device [1, vocab] of the last token, or
  * pass NULL to skip the head. */

@@ -44,6 +44,12 @@ struct tv_model_buffers {
     struct tv_model_stage stage;
 };
 
+/* A verify pass as the backend recorded it: any `count` trees of at most `rows` rows together. */
+struct tv_model_recording {
+    int32_t rows, count;
+    void *handle;
+};
+
 struct tv_model {
     struct tv_kernels *kernels;
     struct tv_model_config config;
@@ -60,6 +66,9 @@ struct tv_model {
     int64_t weight_bytes;
     void **device; /* every device allocation, freed with the model */
     size_t device_count, device_capacity;
+    const struct tv_cache *recorded; /* the cache that the recordings read and write */
+    struct tv_model_recording *recordings;
+    size_t recording_count, recording_capacity;
 };
 
 /* 1: the layer's feed-forward part is routed experts. */
@@ -71,6 +80,14 @@ int tv_model_weights_load(struct tv_model *model, struct tv_checkpoint *checkpoi
                           struct tv_model_error *ret_error);
 /* Activations, rope table and workspace. -ENOMEM, -EIO. */
 int tv_model_buffers_take(struct tv_model *model);
+/* Record one verify pass (verify.c); the caller owns *ret_recording. */
+int tv_model_verify_record(struct tv_model *model, struct tv_cache *cache, int32_t rows,
+                           int32_t count, void **ret_recording);
+/* The recording with the fewest rows that serves such a pass, or NULL. */
+const struct tv_model_recording *tv_model_recording_find(const struct tv_model *model,
+                                                         const struct tv_cache *cache, int32_t rows,
+                                                         int32_t count);
+void tv_model_recordings_free(struct tv_model *model);
 /* SHA-256 over the served fields and tensors: the definition of model_id. -EBADMSG, -ENOMEM. */
 int tv_model_id_compute(const struct tv_model_config *config,
                         const struct tv_checkpoint *checkpoint, uint8_t ret_id[32],

@@ -114,7 +114,10 @@ int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struc
     const int32_t *page_table = NULL;
     int err = stage_fill(&pass, seq, tokens, &page_table);
     if (err == 0) {
-        err = tv_forward_begin(&pass);
+        err = tv_forward_upload(model);
+    }
+    if (err == 0) {
+        err = tv_forward_embed(&pass);
     }
     for (int32_t layer = 0; err == 0 && layer < model->config.layers; layer++) {
         err = queries(&pass, layer);

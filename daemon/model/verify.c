@@ -53,45 +53,90 @@ static int items_check(const struct tv_model *model, const struct tv_cache *cach
     return 0;
 }
 
-/* Per row: slot, token, position, parent. */
-static int stage_rows(struct tv_forward *pass, struct trees *trees,
-                      const struct tv_model_item *items)
+/* Host side of the stage. */
+struct staged {
+    int64_t *slots;
+    int32_t *tokens, *positions, *parents;       /* [rows] */
+    int32_t *starts, *prefixes, *counts, *pages; /* [count], pages [count, max_pages] */
+};
+
+/* Cut the stage for the pass's rows and the trees' count and max_pages: nothing else decides where
+ * a list is, so a recording finds it again. */
+static int stage_cut(struct tv_forward *pass, struct trees *trees, struct staged *ret)
 {
     struct tv_model_stage *stage = &pass->model->buffers.stage;
-    size_t rows = (size_t)pass->rows;
-    const void *device_slots, *device_tokens, *device_positions, *device_parents;
+    size_t rows = (size_t)pass->rows, count = (size_t)trees->count;
+    const void *slots, *tokens, *positions, *parents, *starts, *prefixes, *counts, *pages;
     stage->used = 0;
-    int64_t *slots = tv_forward_stage(stage, rows * sizeof *slots, &device_slots);
-    int32_t *tokens = tv_forward_stage(stage, rows * sizeof *tokens, &device_tokens);
-    int32_t *positions = tv_forward_stage(stage, rows * sizeof *positions, &device_positions);
-    int32_t *parents = tv_forward_stage(stage, rows * sizeof *parents, &device_parents);
-    if (slots == NULL || tokens == NULL || positions == NULL || parents == NULL) {
+    ret->slots = tv_forward_stage(stage, rows * sizeof *ret->slots, &slots);
+    ret->tokens = tv_forward_stage(stage, rows * sizeof *ret->tokens, &tokens);
+    ret->positions = tv_forward_stage(stage, rows * sizeof *ret->positions, &positions);
+    ret->parents = tv_forward_stage(stage, rows * sizeof *ret->parents, &parents);
+    ret->starts = tv_forward_stage(stage, count * sizeof *ret->starts, &starts);
+    ret->prefixes = tv_forward_stage(stage, count * sizeof *ret->prefixes, &prefixes);
+    ret->counts = tv_forward_stage(stage, count * sizeof *ret->counts, &counts);
+    ret->pages =
+        tv_forward_stage(stage, count * (size_t)trees->max_pages * sizeof *ret->pages, &pages);
+    if (ret->slots == NULL || ret->tokens == NULL || ret->positions == NULL ||
+        ret->parents == NULL || ret->starts == NULL || ret->prefixes == NULL ||
+        ret->counts == NULL || ret->pages == NULL) {
         return -EINVAL;
     }
+    pass->slots = slots;
+    pass->tokens = tokens;
+    pass->positions = positions;
+    trees->parents = parents;
+    trees->row_start = starts;
+    trees->prefix_len = prefixes;
+    trees->node_count = counts;
+    trees->page_table = pages;
+    return 0;
+}
+
+/* Per row: slot, token, position, parent. Rows that only fill up a recording belong to no tree:
+ * they have no token, which makes them NaN, and no slot, so that they are stored nowhere. */
+static void stage_rows(const struct tv_forward *pass, const struct trees *trees,
+                       const struct tv_model_item *items, const struct staged *to)
+{
     int32_t row = 0;
     for (int32_t b = 0; b < trees->count; b++) {
         const struct tv_model_item *item = &items[b];
         for (int32_t i = 0; i < item->rows; i++, row++) {
-            slots[row] = tv_cache_slot(pass->cache, item->seq, item->seq->len + i);
-            tokens[row] = item->tokens[i];
-            positions[row] = item->seq->len + item->depths[i];
-            parents[row] = item->parents[i];
+            to->slots[row] = tv_cache_slot(pass->cache, item->seq, item->seq->len + i);
+            to->tokens[row] = item->tokens[i];
+            to->positions[row] = item->seq->len + item->depths[i];
+            to->parents[row] = item->parents[i];
         }
     }
-    pass->slots = device_slots;
-    pass->tokens = device_tokens;
-    pass->positions = device_positions;
-    trees->parents = device_parents;
-    return 0;
+    for (; row < pass->rows; row++) {
+        to->slots[row] = -1;
+        to->tokens[row] = -1;
+        to->positions[row] = 0;
+        to->parents[row] = -1;
+    }
 }
 
 /* Per tree: first row, lengths, page table. */
-static int stage_trees(struct tv_model *model, struct trees *trees,
-                       const struct tv_model_item *items)
+static void stage_trees(const struct trees *trees, const struct tv_model_item *items,
+                        const struct staged *to)
 {
-    struct tv_model_stage *stage = &model->buffers.stage;
-    size_t count = (size_t)trees->count;
-    const void *device_starts, *device_prefixes, *device_counts, *device_pages;
+    int32_t row = 0;
+    for (int32_t b = 0; b < trees->count; b++) {
+        const struct tv_cache_seq *seq = items[b].seq;
+        to->starts[b] = row;
+        to->prefixes[b] = seq->len;
+        to->counts[b] = items[b].rows;
+        row += items[b].rows;
+        int32_t *table = to->pages + (int64_t)b * trees->max_pages;
+        for (int32_t i = 0; i < trees->max_pages; i++) {
+            table[i] = i < seq->page_count ? seq->pages[i] : -1;
+        }
+    }
+}
+
+/* The bounds of exactly these trees. */
+static void trees_measure(struct trees *trees, const struct tv_model_item *items)
+{
     for (int32_t b = 0; b < trees->count; b++) {
         const struct tv_cache_seq *seq = items[b].seq;
         int32_t kv_len = seq->len + items[b].rows;
@@ -99,31 +144,16 @@ static int stage_trees(struct tv_model *model, struct trees *trees,
         trees->kv_len_max = kv_len > trees->kv_len_max ? kv_len : trees->kv_len_max;
         trees->max_pages = seq->page_count > trees->max_pages ? seq->page_count : trees->max_pages;
     }
-    int32_t *starts = tv_forward_stage(stage, count * sizeof *starts, &device_starts);
-    int32_t *prefixes = tv_forward_stage(stage, count * sizeof *prefixes, &device_prefixes);
-    int32_t *counts = tv_forward_stage(stage, count * sizeof *counts, &device_counts);
-    int32_t *pages =
-        tv_forward_stage(stage, count * (size_t)trees->max_pages * sizeof *pages, &device_pages);
-    if (starts == NULL || prefixes == NULL || counts == NULL || pages == NULL) {
-        return -EINVAL;
-    }
-    int32_t row = 0;
-    for (int32_t b = 0; b < trees->count; b++) {
-        const struct tv_cache_seq *seq = items[b].seq;
-        starts[b] = row;
-        prefixes[b] = seq->len;
-        counts[b] = items[b].rows;
-        row += items[b].rows;
-        int32_t *table = pages + (int64_t)b * trees->max_pages;
-        for (int32_t i = 0; i < trees->max_pages; i++) {
-            table[i] = i < seq->page_count ? seq->pages[i] : -1;
-        }
-    }
-    trees->row_start = device_starts;
-    trees->prefix_len = device_prefixes;
-    trees->node_count = device_counts;
-    trees->page_table = device_pages;
-    return 0;
+}
+
+/* Bounds that hold for any `count` trees of `rows` rows together. */
+static void trees_bound(const struct tv_model *model, int32_t rows, struct trees *trees)
+{
+    const struct tv_model_options *options = &model->options;
+    int32_t q_len = rows - trees->count + 1; /* the others have one node each */
+    trees->q_len = q_len < TV_TREE_NODES_MAX ? q_len : TV_TREE_NODES_MAX;
+    trees->kv_len_max = options->max_len + TV_TREE_NODES_MAX;
+    trees->max_pages = trees->kv_len_max / options->page_size + 1;
 }
 
 /* Absorbed queries [rows, heads, kv_lora + rope]: k_up^T . q_nope beside the rotated q_rope. */
@@ -276,36 +306,87 @@ static int attention(struct tv_forward *pass, const struct trees *trees, int32_t
     return err;
 }
 
+/* Everything behind the upload of the stage. */
+static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_model_layer_hook *hook,
+                      void *hook_context)
+{
+    int err = tv_forward_embed(pass);
+    for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
+        err = queries(pass, layer);
+        if (err == 0) {
+            err = attention(pass, trees, layer, hook, hook_context);
+        }
+        if (err == 0) {
+            err = values_up(pass, layer);
+        }
+        if (err == 0) {
+            err = tv_forward_rest(pass, layer);
+        }
+    }
+    return err != 0 ? err : tv_forward_head(pass, 0, pass->rows);
+}
+
+int tv_model_verify_record(struct tv_model *model, struct tv_cache *cache, int32_t rows,
+                           int32_t count, void **ret_recording)
+{
+    struct tv_kernels *kernels = model->kernels;
+    struct tv_forward pass = {.model = model, .cache = cache, .rows = rows};
+    struct trees trees = {.count = count};
+    struct staged staged;
+    void *recording = NULL;
+    trees_bound(model, rows, &trees);
+    int err = stage_cut(&pass, &trees, &staged);
+    if (err != 0) {
+        return err;
+    }
+    err = kernels->record_begin(kernels);
+    if (err != 0) {
+        return err;
+    }
+    err = layers_run(&pass, &trees, NULL, NULL);
+    int end_err = kernels->record_end(kernels, &recording);
+    if (err != 0 && end_err == 0) {
+        kernels->recording_free(kernels, recording);
+    }
+    err = err != 0 ? err : end_err;
+    if (err == 0) {
+        *ret_recording = recording;
+    }
+    return err;
+}
+
 int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
                     const struct tv_model_item *items, int32_t count, tv_model_layer_hook *hook,
                     void *hook_context, const float **ret_logits)
 {
+    struct tv_kernels *kernels = model->kernels;
     struct tv_forward pass = {.model = model, .cache = cache};
     struct trees trees = {.count = count};
+    struct staged staged;
+    const struct tv_model_recording *recording = NULL;
     int err = items_check(model, cache, items, count, &pass.rows);
-    if (err == 0) {
-        err = stage_rows(&pass, &trees, items);
+    if (err != 0) {
+        return err;
     }
-    if (err == 0) {
-        err = stage_trees(model, &trees, items);
+    if (hook == NULL) {
+        recording = tv_model_recording_find(model, cache, pass.rows, count);
     }
-    if (err == 0) {
-        err = tv_forward_begin(&pass);
+    if (recording != NULL) {
+        pass.rows = recording->rows;
+        trees_bound(model, pass.rows, &trees);
+    } else {
+        trees_measure(&trees, items);
     }
-    for (int32_t layer = 0; err == 0 && layer < model->config.layers; layer++) {
-        err = queries(&pass, layer);
-        if (err == 0) {
-            err = attention(&pass, &trees, layer, hook, hook_context);
-        }
-        if (err == 0) {
-            err = values_up(&pass, layer);
-        }
-        if (err == 0) {
-            err = tv_forward_rest(&pass, layer);
-        }
+    err = stage_cut(&pass, &trees, &staged);
+    if (err != 0) {
+        return err;
     }
+    stage_rows(&pass, &trees, items, &staged);
+    stage_trees(&trees, items, &staged);
+    err = tv_forward_upload(model);
     if (err == 0) {
-        err = tv_forward_head(&pass, 0, pass.rows);
+        err = recording != NULL ? kernels->replay(kernels, recording->handle)
+                                : layers_run(&pass, &trees, hook, hook_context);
     }
     if (err == 0) {
         *ret_logits = model->buffers.logits;

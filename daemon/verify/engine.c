@@ -425,6 +425,11 @@ int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
         (void)snprintf(detail, detail_bytes, "no memory for %d rows", rows_max);
         goto fail;
     }
+    rc = tv_model_record(model, cache);
+    if (rc != 0) {
+        (void)snprintf(detail, detail_bytes, "recording the passes: %s", strerror(-rc));
+        goto fail;
+    }
     rc = tv_engine_noise_measure(self, &self->engine.noise);
     if (rc != 0) {
         (void)snprintf(detail, detail_bytes, "measuring the noise: %s", strerror(-rc));
