@@ -1,8 +1,10 @@
 /*
  * bench_model.c - what a pass of a checkpoint costs, and which operation it goes to.
  *
- * usage: bench_model [checkpoint folder [threads [prefix]]]. Prints one-token decoding, verify of 1
- * to 64 nodes and prefill; then the share of each slot of the operation table. With
+ * usage: bench_model [checkpoint folder [threads [prefix [cpu|cuda]]]]. Prints one-token decoding,
+ * verify of 1 to 64 nodes and prefill; then the share of each slot of the operation table. A device
+ * is waited for after every operation, so its shares are of kernels; what a pass costs there is
+ * printed beside it from replays of its recording, with bf16 rows. With
  * TV_BENCH_STRICT=1 it fails below 300 tokens/s or above 4 x for 32 nodes (the kjv-mla-8m bounds);
  * with TV_BENCH_CPU_TIME=1 it counts processor time, which a busy machine disturbs less (1 thread).
  */
@@ -56,6 +58,7 @@ static struct tv_kernels original;
     do {                                                                                           \
         int64_t from = now_us();                                                                   \
         int err = call;                                                                            \
+        err = err != 0 || k->host_memory ? err : k->sync(k);                                       \
         slot_us[slot] += now_us() - from;                                                          \
         slot_calls[slot]++;                                                                        \
         return err;                                                                                \
@@ -180,6 +183,9 @@ static int verify_once(struct bench *bench, int32_t nodes, int32_t accept)
         err = tv_model_verify(bench->model, bench->cache, &item, 1, NULL, NULL, &logits);
     }
     if (err == 0) {
+        err = bench->kernels->sync(bench->kernels);
+    }
+    if (err == 0) {
         err = tv_cache_commit(bench->cache, &bench->seq, NULL, accept);
     }
     return err;
@@ -214,16 +220,18 @@ static int prefill(struct bench *bench, int32_t count)
         err = tv_cache_commit(bench->cache, &bench->seq, NULL, count);
     }
     free(tokens);
-    return err;
+    return err != 0 ? err : bench->kernels->sync(bench->kernels);
 }
 
-static int bench_open(struct bench *bench, const char *dir, int32_t threads, int32_t prefix)
+static int bench_open(struct bench *bench, const char *dir, int32_t threads, int32_t prefix,
+                      const char *backend)
 {
     struct tv_kernels_options kernel_options = {.threads = threads, .cpu_flags_mask = ~0ull};
     struct tv_model_options options = {
         .rows_max = prefix, .requests_max = 1, .page_size = PAGE_SIZE};
     struct tv_model_error error = {{0}};
-    if (tv_kernels_create("cpu", &kernel_options, &bench->kernels) != 0) {
+    if (tv_kernels_create(backend, &kernel_options, &bench->kernels) != 0) {
+        fprintf(stderr, "no backend %s\n", backend);
         return 1;
     }
     int64_t from = now_us();
@@ -237,8 +245,29 @@ static int bench_open(struct bench *bench, const char *dir, int32_t threads, int
     struct tv_cache_params params = {.layers = tv_model_config(bench->model)->layers,
                                      .page_size = PAGE_SIZE,
                                      .row_dim = TV_MLA_ROW,
+                                     .dtype = bench->kernels->host_memory ? TV_F32 : TV_BF16,
                                      .pages = (prefix + DECODES + NODES_MAX) / PAGE_SIZE + 2};
     return tv_cache_create(bench->kernels, &params, &bench->cache) != 0;
+}
+
+/* The same passes as replays; nothing for a backend that does not record. */
+static int replays_print(struct bench *bench)
+{
+    int64_t from = now_us();
+    if (bench->kernels->record_begin == NULL) {
+        return 0;
+    }
+    *bench->kernels = original; /* a recording must not wait, and a replay calls no slot */
+    int err = tv_model_record(bench->model, bench->cache);
+    if (err != 0) {
+        return err;
+    }
+    printf("recorded in %.0f ms\n", (double)(now_us() - from) / 1e3);
+    for (int32_t nodes = 1; nodes <= NODES_MAX; nodes *= 2) {
+        printf("verify %d nodes, replayed: %lld us\n", nodes,
+               (long long)verify_median_us(bench, nodes));
+    }
+    return 0;
 }
 
 int main(int argc, char **argv)
@@ -246,9 +275,11 @@ int main(int argc, char **argv)
     const char *dir = argc > 1 ? argv[1] : getenv("TV_BENCH_MODEL");
     int32_t threads = argc > 2 ? atoi(argv[2]) : 2;
     int32_t prefix = argc > 3 ? atoi(argv[3]) : 512;
+    const char *backend = argc > 4 ? argv[4] : "cpu";
     struct bench bench = {0};
-    if (dir == NULL || prefix < NODES_MAX || bench_open(&bench, dir, threads, prefix) != 0) {
-        fprintf(stderr, "usage: bench_model [checkpoint folder [threads [prefix]]]\n");
+    if (dir == NULL || prefix < NODES_MAX ||
+        bench_open(&bench, dir, threads, prefix, backend) != 0) {
+        fprintf(stderr, "usage: bench_model [checkpoint folder [threads [prefix [backend]]]]\n");
         return 2;
     }
     table_wrap(bench.kernels);
@@ -266,6 +297,9 @@ int main(int argc, char **argv)
         printf("verify %d nodes: %lld us (%.2f x one)\n", nodes, (long long)us,
                (double)us / (double)one_us);
         slots_print("verify");
+    }
+    if (replays_print(&bench) != 0) {
+        return 1;
     }
     from = now_us();
     for (int i = 0; i < DECODES; i++) {

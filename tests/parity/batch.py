@@ -1,0 +1,82 @@
+"""Rounds that share a launch answer the bits of the same rounds alone, through the HTTP API.
+
+Two sets of the same sessions, with prompts of different lengths, play the same trees: one set one round
+after the other, the other set all at once, so that the daemon launches together what waits together.
+
+usage: batch.py TREEVERIFYD MODEL [--backend cpu|cuda] [--kv-dtype f32|bf16]
+"""
+
+import argparse
+import os
+import sys
+import threading
+
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from daemon import Daemon, Session, floats
+
+SIZES = (2, 3, 4, 6, 9, 17, 30, 64)  # nodes of each tree; several small ones fit one launch
+ROUNDS = 6
+ALL_LOGITS = {"logits": {"rows": "all", "dtype": "f32"}}
+
+
+def tree(rng, nodes, vocab):
+    """Drafts and parents below node 0."""
+    drafts = rng.choice(vocab, nodes - 1, replace=False)
+    return [int(t) for t in drafts], [int(rng.integers(0, i)) for i in range(1, nodes)]
+
+
+def play(session, draft, into, at):
+    answer = session.verify(*draft, want=ALL_LOGITS)
+    logits = np.array(floats(answer["logits"]), dtype=np.float32)
+    into[at] = (logits.view(np.uint32), answer["new_tokens"], answer["timing_us"]["batch"])
+
+
+def play_together(sessions, drafts):
+    results = [None] * len(sessions)
+    threads = [
+        threading.Thread(target=play, args=(session, drafts[i], results, i)) for i, session in enumerate(sessions)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("model")
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--kv-dtype", default="f32")
+    args = parser.parse_args()
+    rng = np.random.default_rng(11)
+    failed = shared = 0
+    options = ["--backend", args.backend, "--kv-dtype", args.kv_dtype, "--poison"]
+    with Daemon(args.program, args.model, *options) as daemon:
+        clients = [daemon.client() for _ in SIZES]
+        vocab = clients[0].get("/v1/model")["vocab"]
+        prompts = [[int(t) for t in rng.integers(0, vocab, 20 + 11 * i)] for i in range(len(SIZES))]
+        greedy = {"sampling": {"rule": "greedy"}}
+        alone, company = ([Session(c, p, **greedy) for c, p in zip(clients, prompts)] for _ in range(2))
+        for _ in range(ROUNDS):
+            drafts = [tree(rng, nodes, vocab) for nodes in SIZES]
+            expected = [None] * len(SIZES)
+            for i, session in enumerate(alone):
+                play(session, drafts[i], expected, i)
+            for (want, tokens, _), (got, new_tokens, batch) in zip(expected, play_together(company, drafts)):
+                same = tokens == new_tokens and bool((want == got).all())
+                failed += not same
+                shared += batch > 1
+                if not same:
+                    print(f"FAIL a tree of {len(want) // vocab} nodes in a launch of {batch}")
+        for client in clients:
+            client.close()
+    print(f"{ROUNDS * len(SIZES)} rounds, {shared} of them in shared launches, {failed} differ")
+    return 1 if failed or not shared else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
