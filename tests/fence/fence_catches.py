@@ -36,10 +36,14 @@ FAULTS = [
     ("length", "proto/x.c", "void f(void)\n{\n" + "    ;\n" * 80 + "}\n", "a function of 82 lines"),
     ("length", "proto/x.c", "int " + "x" * 120 + ";\n", "125 columns"),
     ("paths", "deploy/x.sh", "cd /" + "root/here\n", "path of one machine"),
+    ("words", "proto/x.c", "/* TO" + "DO */\n", "work put off: TO" + "DO"),
+    ("words", "deploy/x.sh", "# Not\n# imple" + "mented\n", "work put off: Not # imple" + "mented"),
+    ("words", "daemon/model/model.c", "/*\n * Good for\n * n" + "ow.\n */\n", "work put off: for * n" + "ow"),
     ("headers", "proto/x.h", "size_t tv_x(void);\n", "does not compile alone"),
 ]
 # What must not be taken for a fault.
 SOUND = [
+    ("words", "proto/x.c", '/* what to do: not here */\nconst char *tv_x = "/tmp/tv_XX' + 'XXXX";\n'),
     ("banned", "proto/x.c", '/* strcpy( exit( */\nconst char *tv_x = "system(";\n'),
     ("layering", "daemon/model/model.c", '#include "proto/json_read.h"\n'),
     ("layering", "daemon/http/http.c", '/* #include "kernels/kernels.h" */\n#include "sched/sched.h"\n'),

@@ -16,32 +16,10 @@
 
 #include <cmocka.h>
 
-#include "model_fixture.h"
+#include "model_passes.h"
 
 #define NODES     24
 #define NOISE_MAX 5e-4
-
-static uint64_t random_state;
-
-static int32_t draw(int32_t below)
-{
-    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
-    return (int32_t)((random_state >> 33) % (uint64_t)below);
-}
-
-static void fixture_open(struct tv_fixture *fixture, const char *name, int32_t page_size,
-                         int32_t max_len)
-{
-    struct tv_fixture_options options = {.backend = "cpu",
-                                         .dir = tv_fixture_dir(name),
-                                         .page_size = page_size,
-                                         .rows_max = 256,
-                                         .requests_max = 4,
-                                         .max_len = max_len,
-                                         .pages = 2048 / page_size,
-                                         .threads = 2};
-    tv_fixture_open(fixture, &options);
-}
 
 /* A tree of `rows` nodes with random parents. */
 struct tree {
@@ -52,26 +30,10 @@ static void tree_draw(struct tree *tree, int32_t rows, int32_t vocab)
 {
     tree->rows = rows;
     for (int32_t i = 0; i < rows; i++) {
-        tree->tokens[i] = draw(vocab);
-        tree->parents[i] = i == 0 ? -1 : draw(i);
+        tree->tokens[i] = model_draw(vocab);
+        tree->parents[i] = i == 0 ? -1 : model_draw(i);
         tree->depths[i] = i == 0 ? 0 : tree->depths[tree->parents[i]] + 1;
     }
-}
-
-static void tokens_draw(int32_t *tokens, int32_t count, int32_t vocab)
-{
-    for (int32_t i = 0; i < count; i++) {
-        tokens[i] = draw(vocab);
-    }
-}
-
-static float *logits_copy(const float *logits, int64_t rows, int64_t width)
-{
-    size_t bytes = (size_t)(rows * width) * sizeof *logits;
-    float *copy = malloc(bytes);
-    assert_non_null(copy);
-    memcpy(copy, logits, bytes);
-    return copy;
 }
 
 /* Four sessions of very different lengths in one launch: the bits of each are those it has alone.
@@ -86,12 +48,12 @@ static void batch_check(const char *name, int32_t page_size)
     float *alone[4];
     int32_t prompt[130];
     const float *logits;
-    fixture_open(&fixture, name, page_size, 0);
+    model_open(&fixture, name, page_size, 0, TV_F32);
     int32_t vocab = tv_model_config(fixture.model)->vocab;
-    random_state = 5;
+    model_seed(5);
     for (int32_t b = 0; b < 4; b++) {
         struct tv_cache_shortage shortage;
-        tokens_draw(prompt, lengths[b], vocab);
+        model_tokens_draw(prompt, lengths[b], vocab);
         (void)tv_fixture_prefill(&fixture, &seqs[b], prompt, lengths[b], 50);
         tree_draw(&trees[b], rows[b], vocab);
         assert_int_equal(tv_cache_reserve(fixture.cache, &seqs[b], rows[b], &shortage), 0);
@@ -102,7 +64,7 @@ static void batch_check(const char *name, int32_t page_size)
                                           .depths = trees[b].depths};
         assert_int_equal(
             tv_model_verify(fixture.model, fixture.cache, &items[b], 1, NULL, NULL, &logits), 0);
-        alone[b] = logits_copy(logits, rows[b], vocab);
+        alone[b] = model_logits_copy(logits, rows[b], vocab);
     }
     assert_int_equal(tv_model_verify(fixture.model, fixture.cache, items, 4, NULL, NULL, &logits),
                      0);
@@ -132,14 +94,14 @@ static void test_pages_and_pieces_are_bit_identical(void **state)
     float *first = NULL;
     for (int32_t p = 0; p < 4; p++) {
         struct tv_fixture fixture;
-        fixture_open(&fixture, "v3", page_sizes[p], 0);
+        model_open(&fixture, "v3", page_sizes[p], 0, TV_F32);
         int32_t vocab = tv_model_config(fixture.model)->vocab;
         for (int32_t i = 0; i < 5; i++) {
             struct tv_cache_seq seq = {0}, others[3] = {{0}};
             struct tree tree;
             int32_t prompt[150];
-            random_state = 17;
-            tokens_draw(prompt, 150, vocab);
+            model_seed(17);
+            model_tokens_draw(prompt, 150, vocab);
             tree_draw(&tree, NODES, vocab);
             for (int32_t o = 0; o < 3; o++) { /* neighbours that take pages between ours */
                 (void)tv_fixture_prefill(&fixture, &others[o], prompt, 20 * (o + 1), 20);
@@ -151,7 +113,7 @@ static void test_pages_and_pieces_are_bit_identical(void **state)
             const float *logits =
                 tv_fixture_verify(&fixture, &seq, tree.tokens, tree.parents, tree.rows);
             if (first == NULL) {
-                first = logits_copy(logits, NODES, vocab);
+                first = model_logits_copy(logits, NODES, vocab);
             }
             assert_memory_equal(logits, first, (size_t)(NODES * vocab) * sizeof *logits);
             tv_cache_seq_finish(fixture.cache, &seq);
@@ -160,25 +122,6 @@ static void test_pages_and_pieces_are_bit_identical(void **state)
         tv_fixture_close(&fixture);
     }
     free(first);
-}
-
-/* Largest |a - b| / largest |b| over rows [0, rows) of one layer. */
-static double layer_difference(const struct tv_fixture *fixture, int32_t layer,
-                               const struct tv_cache_seq *a, const struct tv_cache_seq *b,
-                               int32_t rows)
-{
-    const float *pages = tv_cache_layer(fixture->cache, layer);
-    double worst = 0.0, largest = 0.0;
-    for (int32_t i = 0; i < rows; i++) {
-        const float *x = pages + tv_cache_slot(fixture->cache, a, i) * TV_MLA_ROW;
-        const float *y = pages + tv_cache_slot(fixture->cache, b, i) * TV_MLA_ROW;
-        for (int32_t d = 0; d < TV_MLA_ROW; d++) {
-            double difference = fabs((double)x[d] - (double)y[d]);
-            worst = difference > worst || isnan(difference) ? difference : worst;
-            largest = fmax(largest, fabs((double)y[d]));
-        }
-    }
-    return worst / largest;
 }
 
 /* Logits of `token` after the committed rows of a fresh session with the same tokens. */
@@ -231,9 +174,9 @@ static void scattered_round(struct tv_fixture *fixture, struct tv_cache_seq *seq
     seq->len += count;
     seq->scratch = 0;
     assert_memory_equal(before, after, (size_t)count * TV_MLA_ROW * sizeof *before);
-    int32_t token = draw(vocab);
+    int32_t token = model_draw(vocab);
     const float *logits = tv_fixture_chain(fixture, seq, &token, 1);
-    float *got = logits_copy(logits, 1, vocab);
+    float *got = model_logits_copy(logits, 1, vocab);
     tv_cache_drop(fixture->cache, seq);
     fresh_compare(fixture, seq, history, token, got);
     free(got);
@@ -246,9 +189,9 @@ static void test_b01_scattered_acceptance(void **state)
     struct tv_fixture fixture;
     struct tv_cache_seq seq = {0};
     int32_t history[512];
-    fixture_open(&fixture, "v3", 64, 0);
-    random_state = 31;
-    tokens_draw(history, 50, 307);
+    model_open(&fixture, "v3", 64, 0, TV_F32);
+    model_seed(31);
+    model_tokens_draw(history, 50, 307);
     (void)tv_fixture_prefill(&fixture, &seq, history, 50, 50);
     for (int32_t round = 0; round < 8; round++) {
         scattered_round(&fixture, &seq, history, path, 3, NODES);
@@ -266,12 +209,12 @@ static void test_b03_branching_at_page_borders(void **state)
     static const int32_t page_sizes[] = {16, 64}, path[] = {0, 3, 7};
     for (int32_t p = 0; p < 2; p++) {
         struct tv_fixture fixture;
-        fixture_open(&fixture, "v2lite", page_sizes[p], 0);
+        model_open(&fixture, "v2lite", page_sizes[p], 0, TV_F32);
         for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
             struct tv_cache_seq seq = {0};
             int32_t history[256];
-            random_state = 41;
-            tokens_draw(history, lengths[i], 307);
+            model_seed(41);
+            model_tokens_draw(history, lengths[i], 307);
             (void)tv_fixture_prefill(&fixture, &seq, history, lengths[i], 64);
             scattered_round(&fixture, &seq, history, path, 3, NODES);
             tv_cache_seq_finish(fixture.cache, &seq);
@@ -288,13 +231,13 @@ static void test_b09_rejected_drafts_leave_nothing(void **state)
     struct tv_cache_seq speculative = {0}, plain = {0};
     struct tree tree;
     static const int32_t root[] = {0};
-    fixture_open(&fixture, "moonlight", 16, 0);
-    random_state = 47;
+    model_open(&fixture, "moonlight", 16, 0, TV_F32);
+    model_seed(47);
     for (int32_t round = 0; round < 200; round++) {
         tree_draw(&tree, 8, 307);
         const float *logits =
             tv_fixture_verify(&fixture, &speculative, tree.tokens, tree.parents, tree.rows);
-        float *first = logits_copy(logits, 1, 307);
+        float *first = model_logits_copy(logits, 1, 307);
         tv_fixture_commit(&fixture, &speculative, root, 1);
         logits = tv_fixture_chain(&fixture, &plain, tree.tokens, 1);
         assert_memory_equal(logits, first, 307 * sizeof *logits);
@@ -303,7 +246,7 @@ static void test_b09_rejected_drafts_leave_nothing(void **state)
         assert_int_equal(speculative.page_count, plain.page_count);
     }
     for (int32_t layer = 0; layer < 3; layer++) {
-        assert_true(layer_difference(&fixture, layer, &speculative, &plain, 200) == 0.0);
+        assert_true(model_layer_difference(&fixture, layer, &speculative, &plain, 200) == 0.0);
     }
     tv_cache_seq_finish(fixture.cache, &speculative);
     tv_cache_seq_finish(fixture.cache, &plain);
@@ -320,9 +263,9 @@ static void test_b15_positions_past_the_end(void **state)
     struct tv_cache_shortage shortage;
     int32_t tokens[MAX_LEN], parents[64], depths[64];
     const float *logits = NULL;
-    fixture_open(&fixture, "v3", 16, MAX_LEN);
-    random_state = 53;
-    tokens_draw(tokens, MAX_LEN, 307);
+    model_open(&fixture, "v3", 16, MAX_LEN, TV_F32);
+    model_seed(53);
+    model_tokens_draw(tokens, MAX_LEN, 307);
     (void)tv_fixture_prefill(&fixture, &seq, tokens, LEN, 64);
     for (int32_t i = 0; i < 64; i++) {
         parents[i] = i - 1;
@@ -364,7 +307,7 @@ static void test_b43_tokens_and_trees_out_of_range(void **state)
     struct tv_cache_shortage shortage;
     int32_t tokens[] = {1, 2, 3}, parents[] = {-1, 0, 1}, depths[] = {0, 1, 2};
     const float *logits = NULL;
-    fixture_open(&fixture, "v3", 16, 0);
+    model_open(&fixture, "v3", 16, 0, TV_F32);
     assert_int_equal(tv_cache_reserve(fixture.cache, &seq, 3, &shortage), 0);
     struct tv_model_item item = {
         .seq = &seq, .rows = 3, .tokens = tokens, .parents = parents, .depths = depths};
@@ -410,7 +353,7 @@ static void test_hook_sees_every_layer(void **state)
     struct tv_cache_shortage shortage;
     int32_t tokens[] = {1, 2, 3}, parents[] = {-1, 0, 0}, depths[] = {0, 1, 1}, layers = 0;
     const float *logits = NULL;
-    fixture_open(&fixture, "v2lite", 16, 0);
+    model_open(&fixture, "v2lite", 16, 0, TV_F32);
     assert_int_equal(tv_cache_reserve(fixture.cache, &seq, 3, &shortage), 0);
     struct tv_model_item item = {
         .seq = &seq, .rows = 3, .tokens = tokens, .parents = parents, .depths = depths};

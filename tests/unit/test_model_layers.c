@@ -16,67 +16,9 @@
 
 #include "kernels/convert.h"
 #include "model/model_impl.h"
-#include "model_fixture.h"
+#include "model_passes.h"
 
 #define NOISE_MAX 5e-4
-
-static uint64_t random_state;
-
-static int32_t draw(int32_t below)
-{
-    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
-    return (int32_t)((random_state >> 33) % (uint64_t)below);
-}
-
-static void fixture_open(struct tv_fixture *fixture, const char *name, int32_t page_size,
-                         int32_t max_len, enum tv_dtype kv_dtype)
-{
-    struct tv_fixture_options options = {.backend = "cpu",
-                                         .dir = tv_fixture_dir(name),
-                                         .page_size = page_size,
-                                         .rows_max = 256,
-                                         .requests_max = 4,
-                                         .max_len = max_len,
-                                         .pages = 2048 / page_size,
-                                         .threads = 2,
-                                         .kv_dtype = kv_dtype};
-    tv_fixture_open(fixture, &options);
-}
-
-static void tokens_draw(int32_t *tokens, int32_t count, int32_t vocab)
-{
-    for (int32_t i = 0; i < count; i++) {
-        tokens[i] = draw(vocab);
-    }
-}
-
-static float *logits_copy(const float *logits, int64_t rows, int64_t width)
-{
-    size_t bytes = (size_t)(rows * width) * sizeof *logits;
-    float *copy = malloc(bytes);
-    assert_non_null(copy);
-    memcpy(copy, logits, bytes);
-    return copy;
-}
-
-/* Largest |a - b| / largest |b| over rows [0, rows) of one layer. */
-static double layer_difference(const struct tv_fixture *fixture, int32_t layer,
-                               const struct tv_cache_seq *a, const struct tv_cache_seq *b,
-                               int32_t rows)
-{
-    const float *pages = tv_cache_layer(fixture->cache, layer);
-    double worst = 0.0, largest = 0.0;
-    for (int32_t i = 0; i < rows; i++) {
-        const float *x = pages + tv_cache_slot(fixture->cache, a, i) * TV_MLA_ROW;
-        const float *y = pages + tv_cache_slot(fixture->cache, b, i) * TV_MLA_ROW;
-        for (int32_t d = 0; d < TV_MLA_ROW; d++) {
-            double difference = fabs((double)x[d] - (double)y[d]);
-            worst = difference > worst || isnan(difference) ? difference : worst;
-            largest = fmax(largest, fabs((double)y[d]));
-        }
-    }
-    return worst / largest;
-}
 
 /* Rows of layer l + 1 come from the output of layer l, so every layer's attention is seen. */
 static void absorbed_against_expanded(struct tv_fixture *fixture, const char *name)
@@ -86,14 +28,15 @@ static void absorbed_against_expanded(struct tv_fixture *fixture, const char *na
     struct tv_cache_seq expanded = {0}, absorbed = {0};
     int32_t vocab = tv_model_config(fixture->model)->vocab;
     int32_t layers = tv_model_config(fixture->model)->layers;
-    random_state = 23;
-    tokens_draw(tokens, COUNT, vocab);
-    float *last = logits_copy(tv_fixture_prefill(fixture, &expanded, tokens, COUNT, 64), 1, vocab);
+    model_seed(23);
+    model_tokens_draw(tokens, COUNT, vocab);
+    float *last =
+        model_logits_copy(tv_fixture_prefill(fixture, &expanded, tokens, COUNT, 64), 1, vocab);
     const float *logits = tv_fixture_chain(fixture, &absorbed, tokens, COUNT);
     struct tv_fixture_difference difference = {0};
     tv_fixture_compare(logits + (COUNT - 1) * (int64_t)vocab, last, 1, vocab, &difference);
     for (int32_t layer = 0; layer < layers; layer++) {
-        double relative = layer_difference(fixture, layer, &absorbed, &expanded, COUNT);
+        double relative = model_layer_difference(fixture, layer, &absorbed, &expanded, COUNT);
         print_message("%s layer %d rel=%.2e\n", name, layer, relative);
         assert_true(relative <= 1e-5);
     }
@@ -193,10 +136,10 @@ static void layers_compare(const char *name, enum tv_dtype kv_dtype)
     struct tv_cache_shortage shortage;
     int32_t tokens[PREFIX + ROWS], parents[ROWS], depths[ROWS];
     const float *logits;
-    fixture_open(&fixture, name, 64, 0, kv_dtype);
+    model_open(&fixture, name, 64, 0, kv_dtype);
     struct layer_check check = {.fixture = &fixture};
-    random_state = 29;
-    tokens_draw(tokens, PREFIX + ROWS, tv_model_config(fixture.model)->vocab);
+    model_seed(29);
+    model_tokens_draw(tokens, PREFIX + ROWS, tv_model_config(fixture.model)->vocab);
     (void)tv_fixture_prefill(&fixture, &seq, tokens, PREFIX, PREFIX);
     for (int32_t i = 0; i < ROWS; i++) {
         parents[i] = i - 1;
@@ -221,7 +164,7 @@ static void test_b33_absorbed_against_expanded(void **state)
                                         "../golden/model_variants/v3-nope48-v64-tied"};
     for (size_t i = 0; i < 5; i++) {
         struct tv_fixture fixture;
-        fixture_open(&fixture, names[i], 64, 0, TV_F32);
+        model_open(&fixture, names[i], 64, 0, TV_F32);
         absorbed_against_expanded(&fixture, names[i]);
         tv_fixture_close(&fixture);
         layers_compare(names[i], TV_F32);
