@@ -20,7 +20,7 @@ static void request_reset(struct http_conn *conn)
     tv_call_destroy(conn->call);
     conn->call = NULL;
     conn->close = 0;
-    conn->is_head = 0;
+    conn->is_refused = 0;
     atomic_store_explicit(&conn->body_bytes, 0, memory_order_relaxed);
     if (conn->body_capacity > HTTP_BODY_KEPT_BYTES) {
         tv_http_conn_body_free(conn);
@@ -94,7 +94,7 @@ static enum MHD_Result begin(struct http_conn *conn, const char *method, const c
     if (conn->call == NULL) {
         return MHD_NO;
     }
-    conn->is_head = strcmp(method, "HEAD") == 0;
+    conn->is_get = strcmp(method, "GET") == 0;
     int rc = tv_http_headers_walk(conn->connection, version, &headers, &problem);
     conn->close = rc != 0; /* after such a request no byte can be trusted to start another */
     if (headers.request_id[0] != '\0') {
@@ -110,7 +110,12 @@ static enum MHD_Result begin(struct http_conn *conn, const char *method, const c
     }
     if (rc != 0) {
         conn->close |= problem.code == TV_MEDIA_TYPE || problem.code == TV_BODY_TOO_LARGE;
-        return refuse(conn, &problem, headers.has_body);
+        if (conn->close || headers.has_body) {
+            return refuse(conn, &problem, headers.has_body);
+        }
+        /* an answer in this first callback would cost the connection: libmicrohttpd closes it */
+        tv_sched_refuse(conn->call, &problem);
+        conn->is_refused = 1;
     }
     return tv_http_conn_enter(conn, HTTP_BODY) == 0 ? MHD_YES : MHD_NO;
 }
@@ -260,7 +265,7 @@ enum MHD_Result tv_http_access(void *context, struct MHD_Connection *connection,
             *upload_bytes = 0;
             return take_body(conn, upload, bytes);
         }
-        return finish_body(conn);
+        return conn->is_refused ? tv_http_answer(conn) : finish_body(conn);
     case HTTP_REFUSED:
         if (*upload_bytes > 0) {
             *upload_bytes = 0;

@@ -43,11 +43,20 @@ static int add_headers(struct MHD_Response *response, const struct http_conn *co
     }
     if (rc == 0 && reply->etag[0] != '\0') {
         rc = add_header(response, "ETag", reply->etag);
+        rc = rc != 0 ? rc : add_header(response, "Accept-Ranges", "bytes");
     }
     if (rc == 0 && conn->close) {
         rc = add_header(response, "Connection", "close");
     }
     return rc;
+}
+
+static int add_content_range(struct MHD_Response *response, size_t first, size_t count,
+                             size_t bytes)
+{
+    char text[80];
+    (void)snprintf(text, sizeof text, "bytes %zu-%zu/%zu", first, first + count - 1, bytes);
+    return add_header(response, "Content-Range", text);
 }
 
 enum MHD_Result tv_http_answer(struct http_conn *conn)
@@ -58,15 +67,20 @@ enum MHD_Result tv_http_answer(struct http_conn *conn)
                conn->call->request_id);
         return MHD_NO;
     }
+    size_t first = 0, count = reply->body.bytes;
+    int is_part = tv_http_range(conn, &first, &count);
     /* The bytes are the call's, which lives until libmicrohttpd says the request is over. */
     struct MHD_Response *response = MHD_create_response_from_buffer(
-        reply->body.bytes, reply->body.data, MHD_RESPMEM_PERSISTENT);
+        count, count == 0 ? NULL : reply->body.data + first, MHD_RESPMEM_PERSISTENT);
     if (response == NULL) {
         return MHD_NO;
     }
     enum MHD_Result result = MHD_NO;
-    if (add_headers(response, conn) == 0 && tv_http_conn_enter(conn, HTTP_WRITING) == 0) {
-        result = MHD_queue_response(conn->connection, (unsigned int)reply->http_status, response);
+    if (add_headers(response, conn) == 0 &&
+        (!is_part || add_content_range(response, first, count, reply->body.bytes) == 0) &&
+        tv_http_conn_enter(conn, HTTP_WRITING) == 0) {
+        unsigned int status = is_part ? 206 : (unsigned int)reply->http_status;
+        result = MHD_queue_response(conn->connection, status, response);
     }
     MHD_destroy_response(response);
     return result;

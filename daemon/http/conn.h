@@ -62,8 +62,9 @@ struct http_conn {
     int uri_bad; /* too long, or with bytes no request line may have */
     struct http_route route;
     struct tv_call *call; /* owned; NULL between requests */
-    int is_head, close;
-    char *body; /* owned */
+    int is_get, close;
+    int is_refused; /* the call has its answer, which waits for the request's end */
+    char *body;     /* owned */
     size_t body_capacity, body_max;
 };
 
@@ -124,6 +125,9 @@ enum MHD_Result tv_http_answer(struct http_conn *conn);
 void tv_http_answer_raw(struct http_conn *conn);
 /* The same for a request that came too slowly. Registry lock held. */
 void tv_http_answer_timeout(struct http_conn *conn);
+/* range.c. 1, with the part of the answer that is asked for; 0: the whole answer. */
+int tv_http_range(const struct http_conn *conn, size_t *ret_first, size_t *ret_count);
+int tv_http_range_parse(const char *text, size_t bytes, size_t *ret_first, size_t *ret_count);
 /* A request id of our own. */
 void tv_http_request_id(struct tv_http *http, char *ret_id, size_t bytes);
 

@@ -137,6 +137,23 @@ static int is_loopback_url(const char *url)
            strncmp(url, "http://localhost", 16) == 0;
 }
 
+/* Versions below 1.0.3 have known faults that our own checks and a proxy have to cover. */
+static void say_library(struct tv_http *http)
+{
+    const char *version = MHD_get_version();
+    int major = 0, minor = 0, patch = 0;
+    int fields = sscanf(version, "%d.%d.%d", &major, &minor, &patch);
+    int is_old = fields < 3 || major * 1000000 + minor * 1000 + patch < 1000003;
+    tv_sched_http_library_set(http->sched, version);
+    tv_log(TV_LOG_INFO, "http: libmicrohttpd %s", version);
+    if (is_old && !is_loopback_url(http->work.url)) {
+        tv_log(TV_LOG_WARNING,
+               "http: libmicrohttpd %s takes requests that two parsers can read differently; put a "
+               "proxy in front, or use 1.0.3 or newer",
+               version);
+    }
+}
+
 static int start_all(struct tv_http *http, const struct tv_config *config, char *error,
                      size_t error_bytes)
 {
@@ -149,6 +166,7 @@ static int start_all(struct tv_http *http, const struct tv_config *config, char 
     if (rc != 0) {
         return rc;
     }
+    say_library(http);
     int per_address = config->connections_per_address;
     if (per_address == 0 && !is_loopback_url(http->work.url)) {
         per_address = PER_ADDRESS_DEFAULT;

@@ -60,6 +60,7 @@ static void answer_model(struct tv_sched *sched, struct tv_call *call)
         .kv_dtype = "none",
         .version = TV_VERSION,
         .kernels_variant = engine->kernels != NULL ? engine->kernels->variant : "none",
+        .http_library = sched->http_library,
         .vocab = engine->vocab,
         .max_len = engine->max_len,
         .page_size = sched->config->page_size,

@@ -240,6 +240,11 @@ void tv_sched_drain(struct tv_sched *sched, int draining, int refuse)
     tv_sched_unlock(sched);
 }
 
+void tv_sched_http_library_set(struct tv_sched *sched, const char *text)
+{
+    sched->http_library = text;
+}
+
 int32_t tv_sched_in_flight(struct tv_sched *sched)
 {
     tv_sched_lock(sched);

@@ -65,6 +65,8 @@ void tv_sched_drain(struct tv_sched *sched, int draining, int refuse);
 int32_t tv_sched_in_flight(struct tv_sched *sched);
 /* What the decoder needs; immutable. */
 const struct tv_request_limits *tv_sched_limits(const struct tv_sched *sched);
+/* The library under the listeners and its version, for /v1/model; static text, before any call. */
+void tv_sched_http_library_set(struct tv_sched *sched, const char *text);
 /* Refuse what is queued, join the worker, free everything. All calls are complete on return. */
 void tv_sched_destroy(struct tv_sched *sched);
 

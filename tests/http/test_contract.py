@@ -79,6 +79,38 @@ class ContractTest(unittest.TestCase):
         self.assertEqual(len(self.work.call("GET", path + "?dtype=bf16&rows=stop").body), 1024)
         self.refused(self.work.call("GET", path + "?dtype=f64"), 400, "bad-request")
 
+    def test_tensor_ranges(self):
+        state = self.work.session()
+        want = {"logits": {"rows": "all", "via": "fetch"}}
+        body = round_body(state, [9], [0], want=want)
+        path = self.work.call("POST", verify_path(state), body).json["logits"]["href"]
+        whole = self.work.call("GET", path)
+        data, tag = whole.body, whole.headers["etag"]
+        self.assertEqual(len(data), 4096)
+        good = {
+            "0-0": (0, 0),
+            "4-7": (4, 7),
+            "4000-": (4000, 4095),
+            "-1": (4095, 4095),
+            "-9999": (0, 4095),
+            "4095-9" + "9" * 30: (4095, 4095),
+        }
+        for text, (first, last) in good.items():
+            part = self.work.call("GET", path, headers=["Range: bytes=" + text])
+            self.assertEqual((part.status, part.body), (206, data[first : last + 1]), text)
+            self.assertEqual(part.headers["content-range"], f"bytes {first}-{last}/4096")
+            self.assertEqual(part.headers["etag"], tag)
+        part = self.work.call("GET", path, headers=["Range: bytes=0-3", "If-Range: " + tag])
+        self.assertEqual((part.status, part.body), (206, data[:4]))
+        ignored = [["bytes=" + text] for text in ("4096-", "5-4", "-0", "0-1,3-4", "", "-", "a-b", "1-2x")]
+        ignored += [["rows=0-1"], ["bytes=0-3", 'If-Range: "x"'], ["bytes=0-3", "If-Range: W/" + tag]]
+        for lines in ignored:
+            part = self.work.call("GET", path, headers=["Range: " + lines[0], *lines[1:]])
+            self.assertEqual((part.status, part.body), (200, data), lines)
+        head = self.work.call("HEAD", path, headers=["Range: bytes=0-3"])
+        self.assertEqual((head.status, head.headers["content-length"]), (200, "4096"))
+        self.assertEqual(self.work.call("GET", "/healthz", headers=["Range: bytes=0-1"]).status, 200)
+
     def test_one_shot(self):
         body = {"tokens": [1, 2, 3], "tree": {"tokens": [24, 31], "parents": [-1, 0]}}
         answer = self.work.call("POST", "/v1/verify", body)
@@ -246,6 +278,49 @@ class ContractTest(unittest.TestCase):
             got = [reader.answer("POST") for _ in names]
             self.assertEqual([answer.headers["x-request-id"] for answer in got], names)
             self.assertEqual({answer.status for answer in got}, {200})
+
+    def test_chunked_with_trailers(self):
+        """Trailers are read and mean nothing; the next request starts behind them."""
+        body = json.dumps({"tokens": [1], "tree": {"tokens": [10], "parents": [-1]}}).encode()
+        head = ["Content-Type: application/json", "Transfer-Encoding: chunked", "Trailer: X-Sum"]
+        data = request_bytes("POST", "/v1/verify", headers=head)
+        data += b"%x;name=value\r\n%b\r\n0\r\n" % (len(body), body)
+        data += b"X-Sum: 1\r\nContent-Length: 5\r\nX-Request-Id: trailer\r\n\r\n"
+        with self.daemon.connect(timeout=5) as sock:
+            sock.sendall(data + request_bytes("GET", "/healthz", headers=["X-Request-Id: behind"]))
+            reader = Reader(sock)
+            answer = reader.answer("POST")
+            self.assertEqual(answer.status, 200)
+            self.assertNotEqual(answer.headers["x-request-id"], "trailer")
+            answer = reader.answer()
+            self.assertEqual((answer.status, answer.headers["x-request-id"]), (200, "behind"))
+
+    def test_connection_survives_refusals(self):
+        """Refusals whose request was read to its end leave the connection usable, pipelined ones too."""
+        one = json.dumps({"tokens": [1], "tree": {"tokens": [10], "parents": [-1]}}).encode()
+        steps = [
+            ("GET", "/nope", None, 404),
+            ("OPTIONS", "/v1/verify", None, 405),
+            ("HEAD", "/nope", None, 404),
+            ("POST", "/v1/verify", b"{}", 400),
+            ("POST", "/v1/verify", one.replace(b"-1", b"7"), 422),
+            ("GET", "/healthz?x=1", None, 400),
+            ("GET", f"/v1/sessions/{NO_SESSION}", None, 404),
+            ("POST", "/v1/verify", one, 200),
+        ]
+        with self.daemon.connect(timeout=5) as sock:
+            sock.sendall(b"".join(request_bytes(method, path, body) for method, path, body, _ in steps))
+            reader = Reader(sock)
+            for method, path, _, status in steps:
+                answer = reader.answer(method)
+                self.assertEqual(answer.status, status, path)
+                self.assertNotIn("connection", answer.headers, (method, path))
+
+    def test_an_expectation_nobody_knows(self):
+        """Only 100-continue is defined; another one is not promised anything and not refused."""
+        body = json.dumps({"tokens": [1], "tree": {"tokens": [10], "parents": [-1]}}).encode()
+        answer = self.work.call("POST", "/v1/verify", body, ["Expect: miracles"])
+        self.assertEqual(answer.status, 200)
 
     def test_empty_and_broken_bodies(self):
         for body in (b"", b"{", b"[]", b"nul", b'{"tokens":[1]}x', b"\xef\xbb\xbf{}", b"\xff"):

@@ -18,6 +18,7 @@ class ModelTest(unittest.TestCase):
                 caller = Caller(daemon, admin)
                 model = caller.call("GET", "/v1/model").json
                 self.assertEqual((model["architecture"], model["vocab"]), ("deepseek_v3", 260))
+                self.assertRegex(model["versions"]["http"], r"^\d+\.\d+\.\d+")
                 self.assertTrue(caller.call("GET", "/readyz?deep=1").json["ready"])
                 caller.close()
             caller = Caller(daemon)

@@ -14,7 +14,7 @@ import threading
 import time
 import unittest
 
-from harness import PROGRAM, Caller, FixedDaemon, median, request_bytes, round_body, sized, verify_path, wait_until
+from harness import PROGRAM, Caller, FixedDaemon, Reader, median, request_bytes, round_body, sized, verify_path, wait_until
 
 TREEVERIFYD = os.environ.get("TREEVERIFYD", "")
 MODEL = os.environ.get("TV_MODEL_DIR", "")
@@ -178,6 +178,27 @@ class StopTest(unittest.TestCase):
         self.assertEqual(daemon.stop(), 0)
         self.assertLess(time.monotonic() - start, 4)
         sock.close()
+        daemon.log.close()
+
+    def test_stop_while_a_body_arrives(self):
+        """An upload that ends within the grace is answered; one that does not is cut, and holds nothing."""
+        body = json.dumps({"tokens": [1, 2], "tree": {"tokens": [17], "parents": [-1]}}).encode()
+        data = request_bytes("POST", "/v1/verify", body)
+        daemon = FixedDaemon("--drain-grace-s", "1").__enter__()
+        quick, never = daemon.connect(), daemon.connect()
+        for sock in (quick, never):
+            sock.sendall(data[:-10])
+        probe = Caller(daemon, admin=True)
+        start = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: probe.call("GET", "/readyz").status == 503, 1, "readiness fails")
+        quick.sendall(data[-10:])
+        self.assertEqual(Reader(quick).answer("POST").status, 200)
+        self.assertEqual(daemon.stop(), 0)
+        self.assertLess(time.monotonic() - start, 4)
+        self.assertIsNone(Reader(never).answer("POST"))
+        for sock in (quick, never, probe):
+            sock.close()
         daemon.log.close()
 
     def test_same_port_at_once_again(self):
