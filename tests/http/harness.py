@@ -240,6 +240,8 @@ class Prober:
         self.process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        if self.process.stdout.readline() != "ready\n":
+            raise AssertionError(f"no healthy client: {self.command}")
         return self
 
     def __exit__(self, kind, value, trace):
