@@ -26,6 +26,11 @@ struct tv_cpu_micro {
      * updated; returns the factor of what was summed before (0 at the first tile, *max = -inf). */
     float (*softmax)(int32_t count, float scale, float *s, float *max, float *sum);
 
+    /* total[d] = total[d] * total_factor + o[d] * o_factor: a split joins the earlier ones */
+    void (*join)(int32_t dim, const float *o, double o_factor, double *total, double total_factor);
+    /* y[d] = total[d] * factor, rounded once */
+    void (*narrow)(int32_t dim, const double *total, double factor, float *y);
+
     void (*swiglu)(int64_t count, float *gate, const float *up);
     void (*rmsnorm)(int32_t dim, const float *x, const float *weight, float eps, float *y);
     /* bf16 to f32 */

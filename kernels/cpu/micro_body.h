@@ -7,6 +7,7 @@
  * in registers; the order of each sum is the same in every tile size.
  */
 #include <math.h>
+#include <stddef.h>
 
 #include "micro.h"
 
@@ -24,6 +25,13 @@ INLINE vf load_w(const void *w, enum tv_dtype dtype, int32_t i)
     }
     const uint16_t *bits = (const uint16_t *)w + i;
     return dtype == TV_BF16 ? vf_load_bf16(bits) : vf_load_f16(bits);
+}
+
+/* Ask for what the next tile will load from the same place of its column, `ahead` bytes on. */
+INLINE void prefetch_w(const void *w, enum tv_dtype dtype, int32_t i, ptrdiff_t ahead)
+{
+    ptrdiff_t offset = (ptrdiff_t)i * (dtype == TV_F32 ? 4 : 2) + ahead;
+    __builtin_prefetch((const void *)((uintptr_t)w + (uintptr_t)offset));
 }
 
 /* The last, incomplete vector; missing lanes are zero. */
@@ -76,7 +84,7 @@ INLINE void dot_store(const int rows, const int cols, const struct dot_args *a, 
 }
 
 INLINE void dot_tile(const int rows, const int cols, const enum tv_dtype dtype,
-                     const struct dot_args *a, const void *const *w)
+                     const struct dot_args *a, const void *const *w, ptrdiff_t ahead)
 {
     vf acc[8][8];
     UNROLL
@@ -92,6 +100,7 @@ INLINE void dot_tile(const int rows, const int cols, const enum tv_dtype dtype,
         UNROLL
         for (int c = 0; c < cols; c++) {
             wv[c] = load_w(w[c], dtype, i);
+            prefetch_w(w[c], dtype, i, ahead);
         }
         UNROLL
         for (int r = 0; r < rows; r++) {
@@ -123,11 +132,15 @@ INLINE void dot_rows(const int rows, const int cols_tile, const enum tv_dtype dt
 {
     int32_t c = 0;
     for (; c + cols_tile <= cols; c += cols_tile) {
-        dot_tile(rows, cols_tile, dtype, &a, w + c);
+        ptrdiff_t ahead = 0;
+        if (c + 2 * cols_tile <= cols) {
+            ahead = (ptrdiff_t)((uintptr_t)w[c + cols_tile] - (uintptr_t)w[c]);
+        }
+        dot_tile(rows, cols_tile, dtype, &a, w + c, ahead);
         a.y += cols_tile;
     }
     for (; c < cols; c++) {
-        dot_tile(rows, 1, dtype, &a, w + c);
+        dot_tile(rows, 1, dtype, &a, w + c, 0);
         a.y++;
     }
 }
@@ -331,6 +344,22 @@ static float softmax(int32_t count, float scale, float *s, float *max, float *su
     return rescale;
 }
 
+/* The f64 loops are plain: elements are independent, so the compiler's vectors change no bit. */
+static void join(int32_t dim, const float *restrict o, double o_factor, double *restrict total,
+                 double total_factor)
+{
+    for (int32_t d = 0; d < dim; d++) {
+        total[d] = total[d] * total_factor + (double)o[d] * o_factor;
+    }
+}
+
+static void narrow(int32_t dim, const double *restrict total, double factor, float *restrict y)
+{
+    for (int32_t d = 0; d < dim; d++) {
+        y[d] = (float)(total[d] * factor);
+    }
+}
+
 /* x * sigmoid(x), with exponents that are never positive. */
 INLINE vf vf_silu(vf x)
 {
@@ -390,6 +419,8 @@ const struct tv_cpu_micro MICRO_TABLE = {
     .dot = dot,
     .mix = mix,
     .softmax = softmax,
+    .join = join,
+    .narrow = narrow,
     .swiglu = swiglu,
     .rmsnorm = rmsnorm,
     .widen = widen,

@@ -116,9 +116,7 @@ static void merge_split(const struct job *job, struct scratch *s, int32_t from, 
         double max = fmax(s->total_max[r], (double)s->max[r]);
         double old_factor = exp(s->total_max[r] - max);
         double new_factor = exp((double)s->max[r] - max);
-        for (int32_t d = 0; d < latent; d++) {
-            total[d] = total[d] * old_factor + (double)o[d] * new_factor;
-        }
+        job->micro->join(latent, o, new_factor, total, old_factor);
         s->total_sum[r] = s->total_sum[r] * old_factor + (double)s->sum[r] * new_factor;
         s->total_max[r] = max;
         s->max[r] = -INFINITY;
@@ -210,7 +208,10 @@ static void finish_rows(const struct job *job, const struct span *span, struct s
         const double *total = s->total + (int64_t)r * a->latent_dim;
         double factor = 1.0 / s->total_sum[r];
         int64_t base = (row + r) * a->latent_dim;
-        for (int32_t d = 0; d < a->latent_dim; d++) {
+        if (a->out_dtype == TV_F32) {
+            job->micro->narrow(a->latent_dim, total, factor, (float *)a->out + base);
+        }
+        for (int32_t d = 0; a->out_dtype != TV_F32 && d < a->latent_dim; d++) {
             tv_store_f32(a->out, a->out_dtype, base + d, (float)(total[d] * factor));
         }
         a->lse[row + r] = (float)(s->total_max[r] + log(s->total_sum[r]));
