@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fixed_engine.h"
 #include "main.h"
@@ -41,12 +42,31 @@ static int control_run(struct tv_engine *engine, const char *line)
     return 0;
 }
 
+/* One line with its end. Not through stdin: a reader that waits holds its lock, and the exit of
+ * glibc from 2.38 on waits for that. -EIO: no line came. */
+static int control_read(char *line, size_t bytes)
+{
+    size_t used = 0;
+    while (used + 1 < bytes && (used == 0 || line[used - 1] != '\n')) {
+        ssize_t got = read(STDIN_FILENO, line + used, 1);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            return -EIO;
+        }
+        used++;
+    }
+    line[used] = '\0';
+    return 0;
+}
+
 static void *control_main(void *context)
 {
     char line[32];
     int rc = 0;
     (void)context; /* controlled, once the lock says that it lives */
-    while (rc == 0 && fgets(line, sizeof line, stdin) != NULL) {
+    while (rc == 0 && control_read(line, sizeof line) == 0) {
         (void)pthread_mutex_lock(&control_lock);
         rc = controlled == NULL ? -EINVAL : control_run(controlled, line);
         (void)pthread_mutex_unlock(&control_lock);
