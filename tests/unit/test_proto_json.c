@@ -512,7 +512,22 @@ static void test_b45_bytes_that_are_not_text(void **state)
     }
 }
 
-/* Every nesting of B44: refused above depth 8, accepted (when closed) up to it. */
+/* The shortest of five times, in microseconds: a busy machine only adds to it. */
+static int64_t parse_us(const char *text, size_t bytes, int *ret_rc, struct tv_json_error *error)
+{
+    int64_t best_us = INT64_MAX;
+    for (int i = 0; i < 5; i++) {
+        struct timespec from, to;
+        clock_gettime(CLOCK_MONOTONIC, &from);
+        *ret_rc = try_parse(text, bytes, &usual, error);
+        clock_gettime(CLOCK_MONOTONIC, &to);
+        int64_t us = (to.tv_sec - from.tv_sec) * 1000000 + (to.tv_nsec - from.tv_nsec) / 1000;
+        best_us = us < best_us ? us : best_us;
+    }
+    return best_us;
+}
+
+/* Every nesting of B44: refused above depth 8, accepted (when closed) up to it; in 1 ms. */
 static void *nest(void *argument)
 {
     static const int depths[] = {8, 9, 1000, 1001, 1000000};
@@ -520,33 +535,24 @@ static void *nest(void *argument)
                                                                                       "}]"};
     size_t *failures = argument, i, kind;
     char *text = malloc(8u << 20);
-
     for (i = 0; i < sizeof(depths) / sizeof(depths[0]) && text != NULL; i++) {
         for (kind = 0; kind < 3; kind++) {
             int units = kind == 2 ? depths[i] / 2 : depths[i],
                 depth = kind == 2 ? units * 2 : units;
             size_t used = 0, step = strlen(open[kind]);
             struct tv_json_error error = {0};
-            struct timespec from, to;
-            int n;
-
+            int n, rc;
             for (n = 0; n < units; n++, used += step) {
                 memcpy(text + used, open[kind], step);
             }
-            *failures += try_parse(text, used, &usual, &error) != -EINVAL;
-            clock_gettime(CLOCK_MONOTONIC, &from);
-            memcpy(text + used, "1", 1);
-            used++;
+            *failures += parse_us(text, used, &rc, &error) > 1000 || rc != -EINVAL;
+            text[used++] = '1';
             for (n = 0; n < units && used < (8u << 20) - 2; n++, used += strlen(close[kind])) {
                 memcpy(text + used, close[kind], strlen(close[kind]));
             }
-            clock_gettime(CLOCK_MONOTONIC, &from);
-            *failures += try_parse(text, used, &usual, &error) != (depth <= 8 ? 0 : -EINVAL);
-            clock_gettime(CLOCK_MONOTONIC, &to);
+            *failures +=
+                parse_us(text, used, &rc, &error) > 1000 || rc != (depth <= 8 ? 0 : -EINVAL);
             *failures += depth > 8 && strcmp(error.what, "nested too deep") != 0;
-            print_message(
-                "depth %d: %ld us\n", depth,
-                (long)((to.tv_sec - from.tv_sec) * 1000000 + (to.tv_nsec - from.tv_nsec) / 1000));
         }
     }
     *failures += text == NULL;
