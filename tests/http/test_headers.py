@@ -1,19 +1,21 @@
 """B50: raw requests on which two parsers could disagree, on the shipped library.
 
 Every one that libmicrohttpd lets the application see is refused with a problem and a close, and the bytes
-behind it never become a second request. What the library answers itself is marked; what 0.9.75 hides
+behind it never become a second request, in the answer or in the log. What the library answers itself is marked; what 0.9.75 hides
 (the application cannot tell it from a legal request) is listed and measured, so that a library that stops
 hiding it shows up here. A proxy in front has to refuse those. 1.0 refuses them, and more, itself: what it
-answers is REFUSED_BY_1_0. The library's version comes from TV_MICROHTTPD.
+answers is REFUSED_BY_1_0. The library's version comes from TV_MICROHTTPD. The list is exact for 0.9.75; other
+versions may also refuse, in our words, their own or with a bare close, what they are not listed to refuse.
 """
 
 import os
+import re
 import unittest
 
 from harness import CONTRACT, FixedDaemon
 
 BODY = b'{"tokens":[1],"tree":{"tokens":[10],"parents":[-1]}}'
-SECOND = b"GET /healthz HTTP/1.1\r\nHost: second\r\nX-Request-Id: smuggled\r\n\r\n"
+SECOND = b"GET /healthz HTTP/1.1\r\nHost: second\r\nX-Request-Id: smuggled-%d\r\n\r\n"
 LENGTH = b"Content-Length: %d" % len(BODY)
 TYPE = b"Content-Type: application/json"
 HOST = b"Host: a"
@@ -21,6 +23,7 @@ HOST = b"Host: a"
 OURS = "a problem and a close"
 LIBRARY = "the library's own 4xx page and a close"
 HIDDEN = "accepted: the library hides it"
+CLOSED = "a bare close"
 
 
 def post(*lines, body=BODY, version=b"HTTP/1.1", eol=b"\r\n"):
@@ -90,13 +93,15 @@ REFUSED_BY_1_0 = {
     "an empty name without a body",
     "NUL in a value",
 }
-VERSION = tuple(int(part) for part in os.environ.get("TV_MICROHTTPD", "0.9.75").split(".")[:2])
+LIBRARY_VERSION = os.environ.get("TV_MICROHTTPD", "0.9.75")
+VERSION = tuple(int(part) for part in LIBRARY_VERSION.split(".")[:2])
 
 
 class HeaderTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.daemon = FixedDaemon("--log-level", "debug").__enter__()
+        cls.number = 0
 
     @classmethod
     def tearDownClass(cls):
@@ -105,8 +110,9 @@ class HeaderTest(unittest.TestCase):
     def exchange(self, data):
         """Everything that comes back for data with a second request behind it, until the close."""
         got = b""
+        type(self).number += 1
         with self.daemon.connect(timeout=10) as sock:
-            sock.sendall(data + SECOND)
+            sock.sendall(data + SECOND % self.number)
             try:
                 while b"smuggled" not in got:
                     more = sock.recv(65536)
@@ -124,7 +130,11 @@ class HeaderTest(unittest.TestCase):
         if 400 <= status < 600:
             # 0.9.75 writes the head of some of its own pages twice, so they are not parsed further
             return status, OURS if b"application/problem+json" in got else LIBRARY
-        return status, "no answer"
+        return status, CLOSED if got == b"" else "no answer"
+
+    def in_log(self):
+        """Was the second request of the last exchange a request to the daemon?"""
+        return re.search(rf"\bsmuggled-{self.number}\b", self.daemon.text()) is not None
 
     def test_b50_header_oddities(self):
         self.assertGreaterEqual(len(CASES), 30)
@@ -136,11 +146,13 @@ class HeaderTest(unittest.TestCase):
             status, outcome = self.judge(got)
             print(f"{outcome}: {name}")
             with self.subTest(name):
-                self.assertEqual(outcome, expected, got[:600])
+                others = set() if LIBRARY_VERSION == "0.9.75" else {OURS, LIBRARY, CLOSED}
+                self.assertIn(outcome, {expected} | others, got[:600])
                 if outcome == HIDDEN:
                     continue
-                self.assertIn(b"Connection: close", got)
+                self.assertTrue(outcome == CLOSED or b"Connection: close" in got, got[:600])
                 self.assertNotIn(b"smuggled", got, "a second request was answered")
+                self.assertFalse(self.in_log(), "a second request was seen")
                 if outcome == OURS:
                     self.assertEqual(status, 400)
                     self.assertEqual(got.count(b"HTTP/1.1 "), 1)
@@ -154,7 +166,8 @@ class HeaderTest(unittest.TestCase):
         for data in (post(HOST, TYPE, LENGTH), post(HOST, TYPE, b"Transfer-Encoding: chunked", body=chunked())):
             got = self.exchange(data)
             self.assertEqual(got.count(b"HTTP/1.1 200"), 2, got)
-            self.assertIn(b"X-Request-Id: smuggled", got)
+            self.assertIn(b"X-Request-Id: smuggled-%d" % self.number, got)
+            self.assertTrue(self.in_log(), "the log shows every request")
 
 
 if __name__ == "__main__":

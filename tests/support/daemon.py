@@ -55,8 +55,8 @@ class Daemon:
         return self
 
     def text(self):
-        self.log.seek(0)
-        return self.log.read()
+        """The log so far. The daemon writes through the same open file, so its position stays where it is."""
+        return os.pread(self.log.fileno(), os.fstat(self.log.fileno()).st_size, 0).decode(errors="replace")
 
     def stop(self, how=signal.SIGTERM):
         """Send `how`, wait for the end; returns the exit code."""
