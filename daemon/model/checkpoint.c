@@ -208,8 +208,10 @@ static int duplicates_check(const struct tv_checkpoint *checkpoint,
         const struct tv_checkpoint_entry *a = &checkpoint->entries[i - 1];
         const struct tv_checkpoint_entry *b = &checkpoint->entries[i];
         if (strcmp(a->tensor->name, b->tensor->name) == 0) {
-            return tv_model_refuse(ret_error, "tensor '%.200s' is in %.100s and in %.100s",
-                                   a->tensor->name, a->file->name, b->file->name);
+            return tv_model_refuse(
+                ret_error, "tensor '%.200s' is in %.100s (%lld bytes) and in %.100s (%lld bytes)",
+                a->tensor->name, a->file->name, (long long)a->tensor->bytes, b->file->name,
+                (long long)b->tensor->bytes);
         }
     }
     return 0;

@@ -3,7 +3,9 @@
  *
  * Owns what "served exactly" means: a field that would change the arithmetic is either implemented
  * or refused by name. Conventions are those of the transformers library, which wrote the references
- * the parity suite compares with.
+ * the parity suite compares with; fields it does not read (moe_layer_freq, norm_topk_prob of V2)
+ * mean what they do in the code that DeepSeek publishes. tests/golden/model_variants has logits of
+ * both, and lists where they differ and what is done then.
  */
 #include "model/model_config.h"
 
@@ -68,6 +70,9 @@ static void unserved_check(struct tv_config_read *read)
     }
     if (tv_config_number(read, "partial_rotary_factor", 0, 1.0) != 1.0) {
         tv_config_refuse(read, "partial_rotary_factor", "is not 1");
+    }
+    if (!tv_config_flag(read, "use_mla", 1)) {
+        tv_config_refuse(read, "use_mla", "is false (attention without latents)");
     }
 }
 
@@ -148,6 +153,24 @@ static void groups_read(struct tv_config_read *read, struct tv_model_config *con
     }
 }
 
+/* Where the implementations of one file's meaning part, neither is the exact one. */
+static void scale_check(struct tv_config_read *read, const struct tv_model_config *config)
+{
+    if (!config->norm_topk_prob) {
+        return;
+    }
+    /* DeepSeek's first V2 code skips the scale when it normalises, its later one applies both. */
+    if (config->scoring == TV_ROUTER_SOFTMAX && config->routed_scaling_factor != 1.0) {
+        tv_config_refuse(read, "norm_topk_prob",
+                         "is true with routed_scaling_factor other than 1 and softmax scores");
+    }
+    /* DeepSeek's code leaves a single expert's score as it is, transformers divides it by itself.
+     */
+    if (config->experts_per_token == 1) {
+        tv_config_refuse(read, "norm_topk_prob", "is true with num_experts_per_tok 1");
+    }
+}
+
 static void experts_read(struct tv_config_read *read, struct tv_model_config *config)
 {
     if (tv_json_member(read->object, "n_routed_experts") == NULL) {
@@ -175,12 +198,7 @@ static void experts_read(struct tv_config_read *read, struct tv_model_config *co
     }
     topk_method_read(read, config);
     groups_read(read, config);
-    /* The published V2 code skips the scale when it normalises, other engines apply both. */
-    if (config->scoring == TV_ROUTER_SOFTMAX && config->norm_topk_prob &&
-        config->routed_scaling_factor != 1.0) {
-        tv_config_refuse(read, "norm_topk_prob",
-                         "is true with routed_scaling_factor other than 1 and softmax scores");
-    }
+    scale_check(read, config);
 }
 
 int tv_model_config_read(const struct tv_json *doc, struct tv_model_config *ret_config,

@@ -88,6 +88,9 @@ void tv_model_rope_read(struct tv_config_read *read, struct tv_model_config *con
     }
     config->rope_attention_factor = 1.0;
     config->rope_interleave = tv_config_flag(read, "rope_interleave", 1);
+    if (!config->rope_interleave && strcmp(config->architecture, "deepseek_v2") == 0) {
+        tv_config_refuse(read, "rope_interleave", "is false, which no deepseek_v2 code reads");
+    }
     config->rope_theta = theta_read(read, &rope);
     if (rope.object != NULL) {
         rope_type_read(&rope, config);

@@ -213,9 +213,12 @@ static int tiling_check(struct check *check)
     for (size_t i = 0; i < file->count; i++) {
         const struct tv_safetensors_tensor *tensor = &file->tensors[i];
         if (tensor->begin < end) {
-            return FAULT(check, TV_SAFETENSORS_OVERLAP,
-                         "%.100s: tensors '%.150s' and '%.150s' share bytes", file->name,
-                         file->tensors[i - 1].name, tensor->name);
+            return FAULT(
+                check, TV_SAFETENSORS_OVERLAP,
+                "%.100s: tensor '%.150s' begins at byte %lld of the data, inside '%.150s', "
+                "which ends at %lld",
+                file->name, tensor->name, (long long)tensor->begin, file->tensors[i - 1].name,
+                (long long)end);
         }
         if (tensor->begin > end) {
             return FAULT(check, TV_SAFETENSORS_GAP,

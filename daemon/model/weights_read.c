@@ -46,12 +46,28 @@ static int dtype_of(const char *name, enum tv_dtype *ret_dtype)
     return 0;
 }
 
+/* Which files were searched, and how much they hold. */
+static int missing_refuse(struct tv_weights_read *read, const char *name)
+{
+    const struct tv_checkpoint *checkpoint = read->checkpoint;
+    long long bytes = 0;
+    for (size_t i = 0; i < checkpoint->entry_count; i++) {
+        bytes += (long long)checkpoint->entries[i].tensor->bytes;
+    }
+    return tv_model_refuse(
+        read->error,
+        "tensor '%s' is missing: %s%.100s%s no such one among %zu tensors of "
+        "%lld bytes",
+        name, checkpoint->file_count > 1 ? "the files from " : "", checkpoint->files[0].name,
+        checkpoint->file_count > 1 ? " on have" : " has", checkpoint->entry_count, bytes);
+}
+
 static int entry_find(struct tv_weights_read *read, const char *name,
                       struct tv_checkpoint_entry **ret_entry, enum tv_dtype *ret_dtype)
 {
     struct tv_checkpoint_entry *entry = tv_checkpoint_find(read->checkpoint, name);
     if (entry == NULL) {
-        return tv_model_refuse(read->error, "tensor '%s' is missing", name);
+        return missing_refuse(read, name);
     }
     if (dtype_of(entry->tensor->dtype, ret_dtype) != 0) {
         return tv_model_refuse(

@@ -122,6 +122,8 @@ static void test_unserved_values(void **state)
         {"rope_parameters", "{\"rope_type\":\"longrope\",\"rope_theta\":10000.0}"},
         {"rope_theta", "null,\"rope_parameters\":{\"rope_theta\":-1}"},
         {"partial_rotary_factor", "0.5"},
+        {"use_mla", "false"},
+        {"moe_layer_freq", "[0,1]"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         restart();
@@ -192,6 +194,15 @@ static void test_architectures(void **state)
     refused("topk_method");
     tv_tiny_field(&tiny, "topk_method", "\"group_limited_greedy\"");
     refused("norm_topk_prob"); /* implementations disagree about the scale */
+    tv_tiny_field(&tiny, "routed_scaling_factor", "1.0");
+    served(&config);
+    assert_int_equal(config.norm_topk_prob, 1);
+    tv_tiny_field(&tiny, "num_experts_per_tok", "1");
+    refused("norm_topk_prob"); /* and about a single expert */
+    tv_tiny_field(&tiny, "num_experts_per_tok", "2");
+    tv_tiny_field(&tiny, "rope_interleave", "false");
+    refused("rope_interleave");
+    tv_tiny_field(&tiny, "rope_interleave", "true");
     tv_tiny_field(&tiny, "norm_topk_prob", NULL);
     served(&config);
     assert_string_equal(config.architecture, "deepseek_v2");

@@ -1,8 +1,9 @@
 /*
- * test_model_variants.c - variants of the architecture against the transformers library's logits.
+ * test_model_variants.c - variants of the architecture against logits of other implementations.
  *
  * B28 (YaRN factors), B29 (rope layout), B30 (routing), B32 (epsilons), B33 (nope and v of unequal
- * size), B39 (tied head), newer rope_parameters, f16 weights.
+ * size), B39 (tied head), newer rope_parameters, f16 weights; which layers have experts, models
+ * without shared ones, normalised and raw weights, 1, 3 and 5 heads.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -125,6 +126,25 @@ static void test_b33_b39_nope_is_not_v_tied_f16(void **state)
     variant_both("v3-nope48-v64-tied");
 }
 
+/* The published code's placing of experts: layer index, from first_k_dense_replace on, every so
+ * often; none at all, or in every layer. */
+static void test_expert_layers(void **state)
+{
+    (void)state;
+    variant_both("v2-freq-two-top-one");
+    variant_both("v3-freq-two-no-shared");
+    variant_both("v2-all-moe-no-shared");
+    variant_both("v3-all-dense-one-head");
+    variant_both("v2-no-experts");
+}
+
+static void test_norm_topk_prob(void **state)
+{
+    (void)state;
+    variant_both("v3-norm-off-five-heads");
+    variant_both("v2-norm-on-three-heads");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -133,6 +153,8 @@ int main(void)
         cmocka_unit_test(test_b30_group_limited),
         cmocka_unit_test(test_b32_epsilons),
         cmocka_unit_test(test_b33_b39_nope_is_not_v_tied_f16),
+        cmocka_unit_test(test_expert_layers),
+        cmocka_unit_test(test_norm_topk_prob),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

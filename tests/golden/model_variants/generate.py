@@ -25,6 +25,9 @@ V3 = dict(n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, n_group
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=32.0, beta_fast=32, beta_slow=1,
             original_max_position_embeddings=128)
 PLAIN = dict(rope_type="default", rope_theta=10000.0)
+# As few bytes as the fixed sizes of the latent allow.
+SMALL = dict(hidden_size=8, intermediate_size=24, moe_intermediate_size=16, qk_nope_head_dim=4,
+             v_head_dim=4, rope_parameters=PLAIN)
 LONG = [0, 1, 2, 127, 128, 129, 1000, 2500, 3999, 4000]
 
 # name: (version, config, positions, dtype, scale of the embedding)
@@ -49,6 +52,18 @@ VARIANTS = {
     "v3-nope48-v64-tied": (3, dict(V3, qk_nope_head_dim=48, v_head_dim=64,
                                    tie_word_embeddings=True, rope_parameters=PLAIN),
                            range(48), torch.float16, 1.0),
+    "v3-norm-off-five-heads": (3, dict({**V3, **SMALL}, norm_topk_prob=False,
+                                       routed_scaling_factor=2.5, num_attention_heads=5,
+                                       num_key_value_heads=5),
+                               range(0, 48, 2), torch.bfloat16, 1.0),
+    "v3-all-dense-one-head": (3, dict({**V3, **SMALL}, first_k_dense_replace=2,
+                                      num_attention_heads=1, num_key_value_heads=1),
+                              range(0, 48, 2), torch.bfloat16, 1.0),
+    "v2-all-moe-no-shared": (2, dict(SMALL, first_k_dense_replace=0, n_routed_experts=4,
+                                     n_shared_experts=0, num_experts_per_tok=2,
+                                     topk_method="greedy", routed_scaling_factor=4.0,
+                                     q_lora_rank=None),
+                             range(0, 48, 2), torch.bfloat16, 1.0),
 }
 
 
@@ -62,7 +77,7 @@ def build(version, fields, dtype, embed_scale, seed):
             if "norm" in name:
                 tensor.copy_(1.0 + 0.1 * torch.randn_like(tensor))
             else:
-                tensor.copy_(torch.randn_like(tensor) * tensor.shape[-1] ** -0.5)
+                tensor.copy_(torch.randn_like(tensor) * max(tensor.shape[-1], 1) ** -0.5)
             if "embed_tokens" in name:
                 tensor.copy_(torch.randn_like(tensor) * embed_scale)
         for name, tensor in model.named_buffers():
