@@ -10,19 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuzz.h"
 #include "proto/json_read.h"
 #include "proto/request.h"
 #include "proto/response.h"
-
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 static const struct tv_request_limits limits = {
     .tree = {.nodes_max = 32, .depth_max = 8, .vocab = 307},

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FILE_BYTES_MAX (1u << 20)
+#include "fuzz.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+#define FILE_BYTES_MAX (1u << 20)
 
 static int run_file(const char *path, uint8_t *data)
 {
