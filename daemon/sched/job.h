@@ -16,8 +16,6 @@
 
 /* Sliced calls (create, extend, decode, one-shot, parity) that make progress side by side. */
 #define TV_SCHED_SLICED_MAX 8
-/* A worker inside one engine call for longer than this is not ready. */
-#define TV_SCHED_LAUNCH_US_MAX 30000000
 /* A deep readiness result is good for this long. */
 #define TV_SCHED_DEEP_US 1000000
 /* The worker looks at leases at least this often. */
@@ -114,7 +112,7 @@ struct tv_sched {
     struct tv_shadow *shadow;
     struct tv_request_limits limits;
     struct tv_limits_info limits_info;
-    int64_t launch_us_max;
+    int64_t launch_us_max;    /* a worker inside one engine call for longer is not ready */
     const char *http_library; /* NULL until the listeners say; not changed later */
 
     struct tv_sessions table; /* its lock guards everything below but what says otherwise */

@@ -329,7 +329,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     sched->config = config;
     sched->engine = engine;
     sched->shadow = shadow;
-    sched->launch_us_max = TV_SCHED_LAUNCH_US_MAX;
+    sched->launch_us_max = (int64_t)config->launch_max_s * 1000000;
     atomic_init(&sched->parity_stop, 0);
     (void)pthread_mutex_init(&sched->handover, NULL); /* default attributes cannot fail */
     tv_sched_job_list_init(&sched->queue);

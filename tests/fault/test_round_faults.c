@@ -40,6 +40,7 @@ static int setup(void **state)
     config->max_depth = 16;
     config->max_sessions = 4;
     config->queue_max = 8;
+    config->launch_max_s = 30;
     config->inline_bytes = 1 << 20;
     setup->fixture.engine = setup->world->engine;
     assert_int_equal(tv_sched_create(config, setup->world->engine, NULL, &setup->fixture.sched), 0);

@@ -110,6 +110,7 @@ int real_setup(void **state)
     config->max_depth = 32;
     config->max_sessions = 4;
     config->queue_max = 8;
+    config->launch_max_s = 30;
     config->inline_bytes = 1 << 20;
     real->fixture.engine = real->engine.engine;
     assert_int_equal(

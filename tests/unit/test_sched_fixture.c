@@ -29,6 +29,7 @@ void fixture_start(struct fixture *fixture)
     config->max_depth = 32;
     config->max_sessions = 16;
     config->queue_max = 8;
+    config->launch_max_s = 30;
     config->body_bytes = 1 << 20;
     config->body_bytes_large = 16 << 20;
     config->inline_bytes = 1 << 20;

@@ -381,6 +381,7 @@ static void b54_ready_tells_of_a_stuck_worker_and_failed_launches(void **state)
     struct tv_call *call = running_verify(fixture, &client, 2);
     expect(fixture, 200, TV_CALL_HEALTH, "", NULL);
     tv_sched_lock(fixture->sched);
+    int64_t launch_us_max = fixture->sched->launch_us_max;
     fixture->sched->launch_us_max = -1; /* any age is too old */
     tv_sched_unlock(fixture->sched);
     struct tv_call *ready = call_make(fixture, TV_CALL_READY, "", NULL);
@@ -391,7 +392,7 @@ static void b54_ready_tells_of_a_stuck_worker_and_failed_launches(void **state)
     assert_true(reply_mentions(ready, "\"name\":\"worker\",\"ok\":false"));
     call_free(ready);
     tv_sched_lock(fixture->sched);
-    fixture->sched->launch_us_max = TV_SCHED_LAUNCH_US_MAX;
+    fixture->sched->launch_us_max = launch_us_max;
     tv_sched_unlock(fixture->sched);
     release(fixture, call, 200);
     expect(fixture, 200, TV_CALL_READY, "", NULL);
