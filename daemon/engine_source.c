@@ -12,6 +12,7 @@
 #include "kernels/kernels.h"
 #include "main.h"
 #include "model/model.h"
+#include "shadow/shadow.h"
 
 #define REQUESTS_MAX       8   /* rounds of one launch */
 #define DEFAULT_SEQUENCES  8   /* of max_len, when no pool size is given */
@@ -92,6 +93,21 @@ static int open_cache(const struct tv_config *config, struct tv_kernels *kernels
     return rc == -ENOMEM ? TV_EXIT_NO_MEMORY : TV_EXIT_CONFIG;
 }
 
+/* The engine, judged by the path oracle: the model's own reference, whatever the fast forms say. */
+static int open_engine(struct tv_kernels *kernels, struct tv_model *model, struct tv_cache *cache,
+                       struct tv_engine **ret_engine, char *detail, size_t detail_bytes)
+{
+    struct tv_shadow_judge *oracle = NULL;
+    int rc = tv_shadow_judge_create(model, cache, kernels, &oracle);
+    if (rc == 0) {
+        const struct tv_judge judge = tv_shadow_judge_calls(oracle);
+        rc = tv_verify_engine_create(kernels, model, cache, &judge, ret_engine, detail,
+                                     detail_bytes);
+    }
+    tv_shadow_judge_destroy(oracle);
+    return rc;
+}
+
 int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_engine, char *error,
                         size_t error_bytes)
 {
@@ -107,7 +123,7 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_e
         code = open_cache(config, kernels, model, &cache, error, error_bytes);
     }
     if (code == TV_EXIT_DRAINED) {
-        int rc = tv_verify_engine_create(kernels, model, cache, ret_engine, detail, sizeof detail);
+        int rc = open_engine(kernels, model, cache, ret_engine, detail, sizeof detail);
         if (rc == 0) {
             tv_log(TV_LOG_INFO, "model %s (%s, %d layers) on %s %s, %lld pages of %d rows",
                    tv_model_name(model), tv_model_config(model)->architecture,
@@ -117,7 +133,7 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_e
         }
         (void)snprintf(error, error_bytes, "the start's self-test: %s",
                        detail[0] == '\0' ? strerror(-rc) : detail);
-        code = rc == -ENOMEM ? TV_EXIT_NO_MEMORY : TV_EXIT_FAULT;
+        code = rc == -ENOMEM || rc == -EAGAIN ? TV_EXIT_NO_MEMORY : TV_EXIT_FAULT;
     }
     tv_cache_destroy(cache);
     tv_model_destroy(model);

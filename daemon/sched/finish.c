@@ -183,6 +183,14 @@ void tv_sched_job_answer(struct tv_sched *sched, struct job *job, int http_statu
     release(sched, job);
 }
 
+/* The smallest margin as a difference of logits: scores are logits over the temperature. */
+static double gap_of(const struct job *job)
+{
+    double temperature = (double)job->rule.sampling.temperature;
+    int draws = job->rule.rule != TV_RULE_GREEDY && temperature >= 1e-4;
+    return (double)job->margin_min * (draws ? temperature : 1.0);
+}
+
 /* What is known of the round only now. */
 static void round_complete(struct tv_sched *sched, struct job *job)
 {
@@ -195,7 +203,7 @@ static void round_complete(struct tv_sched *sched, struct job *job)
     round->finish = job->end.finish;
     round->has_margin = job->has_margin;
     round->margin_min = job->margin_min;
-    round->near_tie = job->has_margin && (double)job->margin_min < sched->engine->noise;
+    round->near_tie = job->has_margin && gap_of(job) < tv_engine_near_tie(sched->engine);
     round->rule = job->rule.rule;
     round->next_seq = round->seq + 1;        /* a create has seq 0 */
     round->committed_len = job->token_count; /* one-shot: the prefix */

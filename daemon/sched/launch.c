@@ -103,7 +103,7 @@ static int shadow_submit(struct tv_sched *sched, struct job *job, const struct t
             .accepted_nodes = out->nodes,
             .accepted_count = out->accepted_count,
             .pending = out->end.token,
-            .noise = sched->engine->noise,
+            .noise = tv_engine_near_tie(sched->engine),
             .round = captured,
         };
         tv_shadow_attach(sched->shadow, captured, &fast);

@@ -76,7 +76,7 @@ static int parity_copy(struct tv_sched *sched, struct job *job, const struct tv_
         .accepted_nodes = job->blocks.nodes,
         .accepted_count = out->accepted_count,
         .pending = out->end.token,
-        .noise = sched->engine->noise,
+        .noise = tv_engine_near_tie(sched->engine),
         .cancelled = {&sched->parity_stop, &job->call->cancelled},
     };
     return parity->prefix == NULL || parity->logits == NULL ? -ENOMEM : 0;

@@ -239,3 +239,10 @@ float tv_shadow_round_kv_at(const struct tv_shadow_round *round, int32_t layer, 
     return round->dtype == TV_F32 ? ((const float *)rows)[at]
                                   : tv_bf16_to_f32(((const uint16_t *)rows)[at]);
 }
+
+float tv_shadow_round_out_at(const struct tv_shadow_round *round, int32_t layer, size_t i)
+{
+    const void *out = round->layers[layer].out;
+    return round->out_dtype == TV_F32 ? ((const float *)out)[i]
+                                      : tv_bf16_to_f32(((const uint16_t *)out)[i]);
+}

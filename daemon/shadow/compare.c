@@ -72,13 +72,12 @@ static int captured_whole(const struct tv_parity_case *parity_case)
 }
 
 /* Logits and walk; the rows were compared during the pass. */
-static int report_fill(struct tv_kernels *ref, int32_t vocab,
-                       const struct tv_parity_case *parity_case, const float *oracle,
+static int report_fill(int32_t vocab, const struct tv_parity_case *parity_case, const float *oracle,
                        struct tv_parity_report *report, enum tv_shadow_verdict *ret_verdict)
 {
     struct oracle_rows context = {.logits = oracle, .vocab = (size_t)vocab};
     struct tv_shadow_redraw redraw = {0};
-    int rc = tv_shadow_redraw(ref, vocab, parity_case, oracle_row, &context, &redraw);
+    int rc = tv_shadow_redraw(vocab, parity_case, oracle_row, &context, &redraw);
     if (rc != 0) {
         return rc;
     }
@@ -97,13 +96,11 @@ static int report_fill(struct tv_kernels *ref, int32_t vocab,
 }
 
 /* Everything but the totals. */
-static int compare(struct tv_shadow *shadow, struct tv_kernels *ref,
-                   const struct tv_parity_case *parity_case, struct tv_parity_report *report,
-                   enum tv_shadow_verdict *ret_verdict)
+static int compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
+                   struct tv_parity_report *report, enum tv_shadow_verdict *ret_verdict)
 {
-    int bf16 = tv_cache_params(shadow->cache)->dtype != TV_F32;
+    int rounded = tv_cache_params(shadow->cache)->dtype != TV_F32;
     int apart = shadow->params.device != NULL && !shadow->params.device->host_memory;
-    int rounded = bf16 && !apart;
     const struct tv_path_source source = {
         .config = tv_model_config(shadow->model),
         .weights = tv_model_weights(shadow->model),
@@ -119,30 +116,32 @@ static int compare(struct tv_shadow *shadow, struct tv_kernels *ref,
     }
     int rc = tv_path_rows_init(&rows, parity_case->prefix, parity_case->prefix_len,
                                parity_case->tree, rounded);
-    struct tv_rows_check check = {.round = parity_case->round, .rows = &rows, .equal = 1};
+    struct tv_rows_check check = {.round = parity_case->round,
+                                  .rows = &rows,
+                                  .attention = rounded && apart,
+                                  .v_dim = source.config->v_dim,
+                                  .equal = 1};
     struct tv_path_watch watch = tv_shadow_rows_watch(&check);
     if (rc == 0) {
-        rc = tv_path_forward(&source, &rows, judged.tree->count, whole ? &watch : NULL, &oracle);
+        rc = tv_path_forward(&source, &rows, rows.row_of, judged.tree->count, whole ? &watch : NULL,
+                             &oracle);
     }
     if (rc == 0) {
         size_t count = (size_t)judged.tree->count * (size_t)source.config->vocab;
-        report->kv_equal = check.equal;
+        report->kv_equal = tv_shadow_rows_equal(&check);
         report->bound_logit_abs = tv_shadow_logit_bound(tv_shadow_spread(oracle, count));
         if (rounded) { /* the checkpoint's noise has the roundings in it that were taken over */
             judged.noise = fmin(judged.noise, 2.0 * report->bound_logit_abs);
-        } else if (bf16) { /* a device rounds more than its rows, and where is not told */
-            report->bound_logit_abs = fmax(report->bound_logit_abs, 8.0 * judged.noise);
         }
-        rc = report_fill(ref, source.config->vocab, &judged, oracle, report, ret_verdict);
+        rc = report_fill(source.config->vocab, &judged, oracle, report, ret_verdict);
     }
     tv_path_rows_finish(&rows);
     free(oracle);
     return rc;
 }
 
-int tv_shadow_path_run(struct tv_shadow *shadow, struct tv_kernels *ref,
-                       const struct tv_parity_case *parity_case,
-                       struct tv_parity_report *ret_report)
+int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
+                           struct tv_parity_report *ret_report)
 {
     if (shadow->model == NULL || shadow->cache == NULL) {
         tv_shadow_count(shadow, TV_SHADOW_SKIPPED);
@@ -157,7 +156,7 @@ int tv_shadow_path_run(struct tv_shadow *shadow, struct tv_kernels *ref,
     report.bound_kernel_rel_l2 = tv_shadow_sums_f32(shadow, tv_cache_params(shadow->cache)->dtype)
                                      ? TV_SHADOW_REL_L2_F32
                                      : TV_SHADOW_REL_L2_BF16;
-    int rc = compare(shadow, ref, parity_case, &report, &verdict);
+    int rc = compare(shadow, parity_case, &report, &verdict);
     if (rc == 0 && verdict == TV_SHADOW_VIOLATION) {
         tv_shadow_reproduce_path(shadow, parity_case);
     }
@@ -166,14 +165,5 @@ int tv_shadow_path_run(struct tv_shadow *shadow, struct tv_kernels *ref,
         report.took_ms = (tv_clock_us() - start_us) / 1000;
         *ret_report = report;
     }
-    return rc;
-}
-
-int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
-                           struct tv_parity_report *ret_report)
-{
-    pthread_mutex_lock(&shadow->path_lock);
-    int rc = tv_shadow_path_run(shadow, shadow->path_ref, parity_case, ret_report);
-    pthread_mutex_unlock(&shadow->path_lock);
     return rc;
 }

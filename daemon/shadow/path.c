@@ -291,10 +291,7 @@ static float score(const struct pass *pass, int32_t r, int32_t other, int32_t he
     const float *k = pass->k + ((size_t)other * heads + (size_t)head) * (size_t)nope;
     const float *key =
         pass->kv + (size_t)other * (size_t)(config->kv_lora + rope) + config->kv_lora;
-    float sum = 0.0f;
-    for (int32_t i = 0; i < nope; i++) {
-        sum += q[i] * k[i];
-    }
+    float sum = tv_path_dot(q, k, nope, pass->source->order);
     for (int32_t i = 0; i < rope / 2; i++) { /* pairs against two halves */
         sum += q[nope + 2 * i] * key[i];
         sum += q[nope + 2 * i + 1] * key[rope / 2 + i];
@@ -334,11 +331,7 @@ static float score_rounded(const struct pass *pass, int32_t other, int32_t head)
     int32_t width = pass->source->config->kv_lora + pass->source->config->rope_dim;
     const float *q = pass->query + (size_t)head * (size_t)width;
     const float *kv = pass->kv + (size_t)other * (size_t)width;
-    float sum = 0.0f;
-    for (int32_t i = 0; i < width; i++) {
-        sum += q[i] * kv[i];
-    }
-    return sum;
+    return tv_path_dot(q, kv, width, pass->source->order);
 }
 
 static int has_rounded_queries(const struct tv_path_rows *rows, int32_t r)
@@ -366,7 +359,8 @@ static void attend(struct pass *pass, int32_t r, int32_t head)
         sum += pass->p[j];
     }
     memset(out, 0, v_dim * sizeof *out);
-    for (int32_t j = 0; j < count; j++) {
+    for (int32_t at = 0; at < count; at++) {
+        int32_t j = pass->source->order == TV_PATH_BACKWARDS ? count - 1 - at : at;
         const float *v = pass->v + ((size_t)seen(rows, r, j) * heads + (size_t)head) * v_dim;
         float weight = (float)(pass->p[j] / sum);
         for (size_t i = 0; i < v_dim; i++) {
@@ -378,10 +372,14 @@ static void attend(struct pass *pass, int32_t r, int32_t head)
 static int rows_attend(struct pass *pass, int32_t layer)
 {
     const struct tv_path_rows *rows = pass->rows;
-    float *k_up = NULL;
-    int rc = 0;
-    if (rows->twins) {
-        rc = tv_path_tensor(pass->source, &pass->source->weights->layers[layer].k_up, &k_up);
+    const struct tv_model_layer_weights *weights = &pass->source->weights->layers[layer];
+    const struct tv_path_watch *watch = pass->watch;
+    size_t width = (size_t)pass->source->config->heads * (size_t)pass->source->config->v_dim;
+    int watched = watch != NULL && watch->mixed != NULL;
+    float *k_up = NULL, *v_up = NULL;
+    int rc = rows->twins ? tv_path_tensor(pass->source, &weights->k_up, &k_up) : 0;
+    if (rc == 0 && watched) {
+        rc = tv_path_tensor(pass->source, &weights->v_up, &v_up);
     }
     for (int32_t r = 0; rc == 0 && r < rows->count; r++) {
         if (has_rounded_queries(rows, r)) {
@@ -390,9 +388,13 @@ static int rows_attend(struct pass *pass, int32_t layer)
         for (int32_t head = 0; head < pass->source->config->heads; head++) {
             attend(pass, r, head);
         }
+        if (watched && rows->slots[r] >= rows->prefix_len) {
+            watch->mixed(watch->context, layer, r, v_up, pass->mixed + (size_t)r * width);
+        }
         rc = tv_path_stopped(pass->source);
     }
     free(k_up);
+    free(v_up);
     return rc;
 }
 
@@ -431,28 +433,29 @@ static int layer_run(struct pass *pass, int32_t l)
     return rc;
 }
 
-/* Logits of the row that stands for each node. */
-static int head_run(struct pass *pass, int32_t node_count, float *logits)
+/* Logits of the wanted rows. */
+static int head_run(struct pass *pass, const int32_t *wanted, int32_t wanted_count, float *logits)
 {
     const struct tv_path_source *source = pass->source;
     size_t hidden = (size_t)source->config->hidden;
     int rc = norm(pass, &source->weights->final_norm, source->config->rms_eps, pass->x,
                   (int64_t)hidden, (int32_t)hidden, pass->h, (int64_t)hidden);
-    for (int32_t i = 0; rc == 0 && i < node_count; i++) {
-        memcpy(pass->x + (size_t)i * hidden, pass->h + (size_t)pass->rows->row_of[i] * hidden,
+    for (int32_t i = 0; rc == 0 && i < wanted_count; i++) {
+        memcpy(pass->x + (size_t)i * hidden, pass->h + (size_t)wanted[i] * hidden,
                hidden * sizeof *pass->x);
     }
     if (rc == 0) {
-        rc = tv_path_linear(source, &source->weights->head, pass->x, node_count, 0, logits);
+        rc = tv_path_linear(source, &source->weights->head, pass->x, wanted_count, 0, logits);
     }
     return rc;
 }
 
 int tv_path_forward(const struct tv_path_source *source, const struct tv_path_rows *rows,
-                    int32_t node_count, const struct tv_path_watch *watch, float **ret_logits)
+                    const int32_t *wanted, int32_t wanted_count, const struct tv_path_watch *watch,
+                    float **ret_logits)
 {
     struct pass pass = {.source = source, .rows = rows, .watch = watch};
-    float *logits = floats(node_count, source->config->vocab);
+    float *logits = floats(wanted_count, source->config->vocab);
     int rc = logits == NULL ? -ENOMEM : pass_take(&pass);
     for (int32_t r = 0; r < rows->count; r++) {
         rows->margins[r] = INFINITY;
@@ -464,7 +467,7 @@ int tv_path_forward(const struct tv_path_source *source, const struct tv_path_ro
         rc = layer_run(&pass, l);
     }
     if (rc == 0) {
-        rc = head_run(&pass, node_count, logits);
+        rc = head_run(&pass, wanted, wanted_count, logits);
     }
     pass_finish(&pass);
     if (rc != 0) {

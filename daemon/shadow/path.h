@@ -15,6 +15,10 @@
 
 #define TV_PATH_STOPS 3
 
+/* Order of the terms of every f32 sum over a row: the usual one in parallel lanes, or one term
+ * after the other from the first or from the last on. Between the last two lies the noise. */
+enum tv_path_order { TV_PATH_LANES, TV_PATH_FORWARDS, TV_PATH_BACKWARDS };
+
 /* Where the oracle's weights are. */
 struct tv_path_source {
     const struct tv_model_config *config;
@@ -22,6 +26,7 @@ struct tv_path_source {
     struct tv_kernels *device; /* for copies; NULL: weights are host memory */
     /* Any of them not 0: give up with -ECANCELED between two steps. Relaxed; NULL: no such. */
     const atomic_int *stops[TV_PATH_STOPS];
+    enum tv_path_order order;
     int rows_bf16; /* the cache's rows are bf16: each is rounded once, when it is written */
 };
 
@@ -56,18 +61,25 @@ struct tv_path_watch {
     /* Once per layer and row with rounded queries: [heads, kv_lora + rope], before they are used.
      * NULL: not called. */
     void (*query)(void *context, int32_t layer, int32_t row, float *q);
+    /* Once per layer and tree row: attention's result [heads, v] before it is used, and v_up
+     * [heads, v, kv_lora]. NULL: not called. */
+    void (*mixed)(void *context, int32_t layer, int32_t row, const float *v_up, float *mixed);
 };
 
-/* Run the model; *ret_logits [nodes of the tree, vocab], malloc'd, the caller's. watch may be NULL.
- * 0, -ENOMEM, -ECANCELED, or a failed copy from the device. */
+/* Run the model; *ret_logits [wanted_count, vocab] of the rows wanted[], each at most once,
+ * malloc'd, the caller's. watch may be NULL. 0, -ENOMEM, -ECANCELED, or a failed copy from the
+ * device. */
 int tv_path_forward(const struct tv_path_source *source, const struct tv_path_rows *rows,
-                    int32_t node_count, const struct tv_path_watch *watch, float **ret_logits);
+                    const int32_t *wanted, int32_t wanted_count, const struct tv_path_watch *watch,
+                    float **ret_logits);
 
 /* path_math.c: 0, or -ECANCELED once somebody asked for the end. */
 int tv_path_stopped(const struct tv_path_source *source);
 /* y[r] (+)= w x[r] for every row; scratch: [cols] floats. */
 int tv_path_linear(const struct tv_path_source *source, const struct tv_model_tensor *w,
                    const float *x, int32_t rows, int accumulate, float *y);
+/* One term after the other, in either order. */
+float tv_path_dot(const float *x, const float *y, int32_t count, enum tv_path_order order);
 void tv_path_rmsnorm(const float *x, int64_t x_stride, int32_t rows, int32_t dim,
                      const float *weight, double eps, float *y, int64_t y_stride);
 /* A tensor as f32 on the host, malloc'd; -ENOMEM or a failed copy. */

@@ -97,6 +97,21 @@ int tv_path_tensor(const struct tv_path_source *source, const struct tv_model_te
     return 0;
 }
 
+float tv_path_dot(const float *x, const float *y, int32_t count, enum tv_path_order order)
+{
+    float sum = 0.0f;
+    if (order == TV_PATH_BACKWARDS) {
+        for (int32_t i = count - 1; i >= 0; i--) {
+            sum += x[i] * y[i];
+        }
+        return sum;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        sum += x[i] * y[i];
+    }
+    return sum;
+}
+
 static float product(const float *x, const float *w, int32_t count)
 {
     float lanes[LANES] = {0};
@@ -127,7 +142,10 @@ int tv_path_linear(const struct tv_path_source *source, const struct tv_model_te
         widen(data, w->dtype, (size_t)n * (size_t)w->cols, (size_t)w->cols, row);
         for (int32_t r = 0; r < rows; r++) {
             float *at = &y[(size_t)r * (size_t)w->rows + (size_t)n];
-            float value = product(x + (size_t)r * (size_t)w->cols, row, w->cols);
+            const float *in = x + (size_t)r * (size_t)w->cols;
+            float value = source->order == TV_PATH_LANES
+                              ? product(in, row, w->cols)
+                              : tv_path_dot(in, row, w->cols, source->order);
             *at = accumulate ? *at + value : value;
         }
         rc = tv_path_stopped(source);

@@ -1,11 +1,9 @@
 /*
- * redraw.c - the acceptance walk again: draws by ref/, the walk by code of its own.
+ * redraw.c - the acceptance walk again: draws by draw.c, the walk by code of its own.
  *
  * Owns nothing. Refuses to decide what is not in the logits it is given.
  */
-#include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "shadow/round.h"
 
@@ -37,38 +35,31 @@ static struct tv_sampling sampling_of(const struct tv_round_rule *rule)
     return rule->sampling;
 }
 
-int tv_shadow_redraw(struct tv_kernels *ref, int32_t vocab,
-                     const struct tv_parity_case *parity_case, tv_shadow_row *row,
+int tv_shadow_redraw(int32_t vocab, const struct tv_parity_case *parity_case, tv_shadow_row *row,
                      void *row_context, struct tv_shadow_redraw *ret_redraw)
 {
     const struct tv_round_rule *rule = &parity_case->rule;
     struct tv_sampling sampling = sampling_of(rule);
-    struct tv_draw draw = {0};
-    int32_t position = 0;
-    struct tv_draw_args args = {
-        .rows = 1, .vocab = vocab, .positions = &position, .sampling = &sampling, .draws = &draw};
-    args.workspace_bytes = ref->draw_workspace(ref, &args);
-    args.workspace = malloc(args.workspace_bytes > 0 ? args.workspace_bytes : 1);
-    int rc = args.workspace == NULL ? -ENOMEM : 0;
+    struct tv_shadow_draw draw = {0};
+    int rc = 0;
     struct tv_shadow_redraw result = {.accepted_equal = 1, .pending_equal = 1};
     int32_t node = 0, count = 0;
     while (rc == 0) {
         int32_t fast_node =
             count < parity_case->accepted_count ? parity_case->accepted_nodes[count] : -1;
-        args.logits = row(row_context, node);
-        if (fast_node != node || args.logits == NULL) {
+        const float *logits = row(row_context, node);
+        if (fast_node != node || logits == NULL) {
             result.accepted_equal = 0; /* parted here; the row before decided it */
             result.pending_equal = 0;
             break;
         }
-        position = parity_case->prefix_len + count + 1;
-        rc = ref->draw(ref, &args);
+        rc = tv_shadow_draw(logits, vocab, &sampling, parity_case->prefix_len + count + 1, &draw);
         if (rc != 0) {
             break;
         }
         count++;
         double scale = sampling.temperature >= 1e-4f ? (double)sampling.temperature : 1.0;
-        result.near_tie = (double)draw.margin * scale < parity_case->noise;
+        result.near_tie = draw.margin * scale < parity_case->noise;
         int ends =
             is_stop(rule, draw.token) || parity_case->prefix_len + count + 1 >= rule->max_len;
         int32_t child = ends ? -1 : child_with(parity_case->tree, node, draw.token);
@@ -79,7 +70,6 @@ int tv_shadow_redraw(struct tv_kernels *ref, int32_t vocab,
         }
         node = child;
     }
-    free(args.workspace);
     if (rc == 0) {
         *ret_redraw = result;
     }

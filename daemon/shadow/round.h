@@ -92,14 +92,11 @@ struct tv_shadow {
     char *state_dir;
     const struct tv_model *model;
     struct tv_cache *cache;
-    struct tv_kernels *ref; /* the thread's, for both oracles */
+    struct tv_kernels *ref; /* the thread's */
     uint64_t rounds_seen;   /* worker thread: the sampling counter */
     int running;            /* the thread exists */
     pthread_t thread;
     atomic_size_t bytes_held; /* of all rounds that exist; relaxed: a bound, not an order */
-
-    pthread_mutex_t path_lock; /* one comparison on demand at a time; guards path_ref */
-    struct tv_kernels *path_ref;
 
     atomic_int stopping; /* relaxed: oracles look at it between two steps; set under the lock */
 
@@ -139,6 +136,9 @@ void tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void
 float tv_shadow_round_kv_at(const struct tv_shadow_round *round, int32_t layer, int32_t row,
                             int32_t i);
 
+/* Element i of what the kernel gave for a layer, [nodes, heads, latent]. */
+float tv_shadow_round_out_at(const struct tv_shadow_round *round, int32_t layer, size_t i);
+
 /* 1: rows and queries may be bf16, but the kernels' sums are f32 and their probabilities unrounded,
  * so that f32's bounds hold (every backend in host memory). 0: the bf16 row of the contract. */
 int tv_shadow_sums_f32(const struct tv_shadow *shadow, enum tv_dtype dtype);
@@ -147,11 +147,6 @@ int tv_shadow_sums_f32(const struct tv_shadow *shadow, enum tv_dtype dtype);
 int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_round *round,
                            struct tv_parity_kernel *ret_worst, int *ret_within);
 
-/* compare.c: the path oracle with this reference backend, which nobody else uses meanwhile. */
-int tv_shadow_path_run(struct tv_shadow *shadow, struct tv_kernels *ref,
-                       const struct tv_parity_case *parity_case,
-                       struct tv_parity_report *ret_report);
-
 /* rows.c: the bound of logits and rows whose values spread like this, and the comparison of KV rows
  * and queries during a pass. Both members outlive the pass; equal starts as 1. */
 double tv_shadow_spread(const float *values, size_t count);
@@ -159,19 +154,32 @@ double tv_shadow_logit_bound(double std);
 struct tv_rows_check {
     const struct tv_shadow_round *round; /* captured whole */
     const struct tv_path_rows *rows;
+    int attention; /* the kernel may round probabilities: what it gave is judged and taken over */
+    int32_t v_dim; /* of the model, for that */
+    double difference, norm; /* squares, of the layer's attention so far */
     int equal;
 };
+/* After the pass: 1 when everything was within its bound. */
+int tv_shadow_rows_equal(const struct tv_rows_check *check);
 struct tv_path_watch tv_shadow_rows_watch(struct tv_rows_check *check);
 
-/* redraw.c: draw the walk again from logits with ref/ and a walk of its own. */
+/* draw.c: one row's token. */
+struct tv_shadow_draw {
+    int32_t token; /* -1: a logit is not finite */
+    double margin; /* between the two best scores; INFINITY: one token passed the filters */
+};
+int tv_shadow_draw(const float *logits, int32_t vocab, const struct tv_sampling *sampling,
+                   int32_t position, struct tv_shadow_draw *ret_draw);
+double tv_shadow_gumbel(uint64_t seed, int32_t position, int32_t token);
+
+/* redraw.c: draw the walk again from logits, by code that serves nothing. */
 struct tv_shadow_redraw {
     int accepted_equal, pending_equal;
     int near_tie; /* the row where they part was undecided within the noise */
 };
 /* row(context, node) gives a node's logits, or NULL where there are none. */
 typedef const float *tv_shadow_row(void *context, int32_t node);
-int tv_shadow_redraw(struct tv_kernels *ref, int32_t vocab,
-                     const struct tv_parity_case *parity_case, tv_shadow_row *row,
+int tv_shadow_redraw(int32_t vocab, const struct tv_parity_case *parity_case, tv_shadow_row *row,
                      void *row_context, struct tv_shadow_redraw *ret_redraw);
 
 /* files.c: reproducers under the state directory. add: any thread; kind is static text. */

@@ -3,7 +3,8 @@
  *
  * f32 rows are compared only. A bf16 cache rounds: each row and query is checked to be one step
  * from the oracle's own at most, and is then taken over, so that the rest of the pass differs by
- * the order of summation alone. Refuses to take over without that check.
+ * the order of summation alone. Where kernels also round probabilities, what attention gave is
+ * held to the contract's bound of it and taken over too. Refuses to take over without that check.
  */
 #include <math.h>
 
@@ -69,6 +70,39 @@ static int prefix_fits(const struct tv_rows_check *check, int32_t layer, int32_t
            row_fits(check->round, layer, r, rounded, fmax(bound, distance(plain, rounded, width)));
 }
 
+/* The layer before is complete: rel_l2 over all its rows, as the contract has it. */
+static void attention_close(struct tv_rows_check *check)
+{
+    check->equal = tv_shadow_rows_equal(check);
+    check->difference = check->norm = 0.0;
+}
+
+int tv_shadow_rows_equal(const struct tv_rows_check *check)
+{
+    return check->equal && sqrt(check->difference) <= TV_SHADOW_REL_L2_BF16 * sqrt(check->norm);
+}
+
+/* The kernel's result of a tree row, brought to values by v_up. */
+static void mixed_watch(void *context, int32_t layer, int32_t row, const float *v_up, float *mixed)
+{
+    struct tv_rows_check *check = context;
+    const struct tv_shadow_round *round = check->round;
+    int32_t latent = round->latent_dim;
+    size_t node = (size_t)(check->rows->slots[row] - check->rows->prefix_len);
+    for (int32_t i = 0; i < round->heads * check->v_dim; i++) {
+        size_t head = node * (size_t)round->heads + (size_t)(i / check->v_dim);
+        float value = 0.0f;
+        for (int32_t l = 0; l < latent; l++) {
+            value += v_up[(size_t)i * (size_t)latent + (size_t)l] *
+                     tv_shadow_round_out_at(round, layer, head * (size_t)latent + (size_t)l);
+        }
+        double delta = (double)value - (double)mixed[i];
+        check->difference += delta * delta;
+        check->norm += (double)mixed[i] * (double)mixed[i];
+        mixed[i] = value;
+    }
+}
+
 static void kv_watch(void *context, int32_t layer, float *kv)
 {
     struct tv_rows_check *check = context;
@@ -76,6 +110,7 @@ static void kv_watch(void *context, int32_t layer, float *kv)
     const struct tv_path_rows *rows = check->rows;
     size_t width = width_of(round);
     double bound = tv_shadow_logit_bound(tv_shadow_spread(kv, (size_t)rows->count * width));
+    attention_close(check);
     for (int32_t slot = 0; slot < rows->prefix_len + round->nodes; slot++) {
         int32_t row = slot < rows->prefix_len ? slot : rows->row_of[slot - rows->prefix_len];
         check->equal &= rows->twins && slot < rows->prefix_len
@@ -112,6 +147,8 @@ static void query_watch(void *context, int32_t layer, int32_t row, float *q)
 
 struct tv_path_watch tv_shadow_rows_watch(struct tv_rows_check *check)
 {
-    return (struct tv_path_watch){
-        .context = check, .kv = kv_watch, .query = check->rows->twins ? query_watch : NULL};
+    return (struct tv_path_watch){.context = check,
+                                  .kv = kv_watch,
+                                  .query = check->rows->twins ? query_watch : NULL,
+                                  .mixed = check->attention ? mixed_watch : NULL};
 }

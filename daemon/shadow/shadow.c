@@ -248,8 +248,7 @@ static enum tv_shadow_verdict round_judge(struct tv_shadow *shadow, struct tv_sh
     struct tv_parity_case parity_case = case_of(round);
     struct tv_shadow_redraw redraw = {0};
     parity_case.noise = fmin(parity_case.noise, TV_SHADOW_DRAW_MARGIN); /* its own logits */
-    if (tv_shadow_redraw(shadow->ref, round->config->vocab, &parity_case, attached_row, round,
-                         &redraw) != 0) {
+    if (tv_shadow_redraw(round->config->vocab, &parity_case, attached_row, round, &redraw) != 0) {
         block->ran = 0;
         return TV_SHADOW_SKIPPED;
     }
@@ -279,7 +278,7 @@ static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
             tv_shadow_count(shadow, TV_SHADOW_SKIPPED); /* its weights are the worker's to copy */
         } else {
             /* counts itself */
-            (void)tv_shadow_path_run(shadow, shadow->ref, &parity_case, &report);
+            (void)tv_shadow_path_compare(shadow, &parity_case, &report);
         }
     }
 }
@@ -351,8 +350,7 @@ int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_mode
     shadow->cache = cache;
     atomic_init(&shadow->bytes_held, 0);
     atomic_init(&shadow->stopping, 0);
-    (void)pthread_mutex_init(&shadow->path_lock, NULL); /* default attributes cannot fail */
-    (void)pthread_mutex_init(&shadow->lock, NULL);
+    (void)pthread_mutex_init(&shadow->lock, NULL); /* default attributes cannot fail */
     (void)pthread_cond_init(&shadow->changed, NULL);
     int rc = 0;
     if (params->state_dir != NULL) {
@@ -362,9 +360,6 @@ int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_mode
     tv_shadow_files_open(&shadow->files, shadow->state_dir);
     if (rc == 0) {
         rc = tv_kernels_create("ref", &options, &shadow->ref);
-    }
-    if (rc == 0) {
-        rc = tv_kernels_create("ref", &options, &shadow->path_ref);
     }
     if (rc == 0) {
         rc = thread_start(shadow);
@@ -392,12 +387,8 @@ void tv_shadow_destroy(struct tv_shadow *shadow)
     if (shadow->ref != NULL) {
         shadow->ref->destroy(shadow->ref);
     }
-    if (shadow->path_ref != NULL) {
-        shadow->path_ref->destroy(shadow->path_ref);
-    }
     (void)pthread_cond_destroy(&shadow->changed);
     (void)pthread_mutex_destroy(&shadow->lock);
-    (void)pthread_mutex_destroy(&shadow->path_lock);
     free(shadow->state_dir);
     free(shadow);
 }

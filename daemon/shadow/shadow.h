@@ -60,7 +60,7 @@ struct tv_parity_case {
     const float *logits; /* the fast path's, host [nodes, vocab] */
     const int32_t *accepted_nodes;
     int32_t accepted_count, pending;
-    double noise;
+    double noise; /* of the two paths compared, together: a smaller gap is a near tie */
     /* The same round as captured through tv_shadow_layer, not yet submitted: its KV rows are
      * compared too. NULL: they are not, and kv_equal is 1. */
     const struct tv_shadow_round *round;
@@ -78,6 +78,14 @@ int tv_shadow_wants_path(const struct tv_shadow_round *round);
 /* Runs on the calling thread; fills the path members of *ret_report. */
 int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
                            struct tv_parity_report *ret_report);
+
+/* start.c: the path oracle as judge of a start, for tv_verify_engine_create. model, cache and
+ * device outlive it, and it the creation of the engine. -ENOMEM, -EAGAIN. */
+struct tv_shadow_judge;
+int tv_shadow_judge_create(const struct tv_model *model, struct tv_cache *cache,
+                           struct tv_kernels *device, struct tv_shadow_judge **ret_judge);
+struct tv_judge tv_shadow_judge_calls(struct tv_shadow_judge *judge);
+void tv_shadow_judge_destroy(struct tv_shadow_judge *judge);
 
 /* Totals and the newest reproducers; any thread. A round counts once for the kernel oracle and once
  * for the path oracle when that ran; dropped and failed ones are skipped. */

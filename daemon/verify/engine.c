@@ -284,6 +284,11 @@ static int engine_verify(struct tv_engine *engine, const struct tv_round_in *in,
     return first_rc;
 }
 
+double tv_engine_near_tie(const struct tv_engine *engine)
+{
+    return 2.0 * engine->noise;
+}
+
 static int engine_self_test(struct tv_engine *engine, char *detail, size_t detail_bytes)
 {
     return tv_engine_self_test_repeat((struct tv_verify_engine *)engine, detail, detail_bytes);
@@ -396,8 +401,8 @@ static int answer_arrays_take(struct tv_verify_engine *self)
 }
 
 int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
-                            struct tv_cache *cache, struct tv_engine **ret_engine, char *detail,
-                            size_t detail_bytes)
+                            struct tv_cache *cache, const struct tv_judge *judge,
+                            struct tv_engine **ret_engine, char *detail, size_t detail_bytes)
 {
     const struct tv_model_options *options = tv_model_options(model);
     struct tv_verify_engine *self = calloc(1, sizeof *self);
@@ -430,12 +435,7 @@ int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
         (void)snprintf(detail, detail_bytes, "recording the passes: %s", strerror(-rc));
         goto fail;
     }
-    rc = tv_engine_noise_measure(self, &self->engine.noise);
-    if (rc != 0) {
-        (void)snprintf(detail, detail_bytes, "measuring the noise: %s", strerror(-rc));
-        goto fail;
-    }
-    rc = tv_engine_self_test_start(self, detail, detail_bytes);
+    rc = tv_engine_self_test_start(self, judge, detail, detail_bytes);
     if (rc != 0) {
         goto fail;
     }

@@ -56,10 +56,12 @@ struct tv_verify_engine {
 
     /* Self-test: a context that keeps its rows reserved, so that a repeat needs no page. */
     struct tv_context *test_context;
-    int32_t test_prompt_len, test_rows;
-    int32_t *test_tokens, *test_parents, *test_depths; /* [test_rows] */
-    float *test_logits;                                /* [test_rows, vocab], the start's */
-    float *test_repeat;                                /* the same shape, of a repeat */
+    struct tv_tree test_tree;
+    int32_t test_text_len, test_slice_count;
+    int32_t *test_text;   /* [test_text_len] */
+    int32_t *test_slices; /* [test_slice_count]: last row of each slice */
+    float *test_logits;   /* [slices + nodes, vocab], the start's */
+    float *test_repeat;   /* the same shape, of a repeat */
     uint8_t test_sum[32];
 };
 
@@ -81,11 +83,20 @@ struct tv_verify_attn tv_engine_attn_slice(const struct tv_verify_attn *attn, in
                                            int32_t row_start, int32_t rows);
 
 /* self_test.c */
-int tv_engine_self_test_start(struct tv_verify_engine *self, char *detail, size_t detail_bytes);
+int tv_engine_self_test_start(struct tv_verify_engine *self, const struct tv_judge *judge,
+                              char *detail, size_t detail_bytes);
 int tv_engine_self_test_repeat(struct tv_verify_engine *self, char *detail, size_t detail_bytes);
 void tv_engine_self_test_finish(struct tv_verify_engine *self);
 
-/* noise.c: the checkpoint's noise, before the self-test. */
-int tv_engine_noise_measure(struct tv_verify_engine *self, double *ret_noise);
+/* layer_check.c: attention of one launch against the naive kernel; the first miss stays. */
+struct tv_engine_layer_check {
+    struct tv_kernels *kernels;
+    int32_t rows, kv_len;
+    const struct tv_judge *judge; /* sees every layer too */
+    int rc;
+    char *detail;
+    size_t detail_bytes;
+};
+void tv_engine_layer_check(void *context, int32_t layer, const struct tv_verify_attn *attn);
 
 #endif

@@ -87,16 +87,41 @@ struct tv_engine {
     int32_t vocab, max_len, nodes_max, requests_max;
     int32_t rows_max;       /* nodes of all rounds of one verify call together */
     int32_t prefill_rows;   /* largest slice */
-    double noise;           /* the checkpoint's measured noise (near-tie threshold) */
+    double noise;           /* of one path of this checkpoint, measured by the start's judge */
     struct tv_model *model; /* NULL in an engine without one */
     struct tv_cache *cache; /* NULL in an engine without one */
     struct tv_kernels *kernels;
 };
 
-/* The real engine on a loaded model and its cache (both outlive it). Runs the self-test (fast
- * against naive attention) and measures `noise`. -EIO: the self-test failed, detail says how. */
+/* The start's self-test as it ran: a canned text through prefill, a canned tree behind it through
+ * verify. All host memory. */
+struct tv_self_test_run {
+    const int32_t *text; /* [text_len] */
+    int32_t text_len;
+    const int32_t *text_rows; /* [text_count]: rows of the text whose logits prefill gave */
+    int32_t text_count;
+    const float *text_logits; /* [text_count, vocab] */
+    const struct tv_tree *tree;
+    const float *tree_logits; /* [tree->count, vocab] */
+};
+/* Who judges it: an oracle that shares no code with the forward pass. Given by who creates the
+ * engine; verify/ does not know whose it is. */
+struct tv_judge {
+    void *context;
+    tv_model_layer_hook *layer; /* sees every layer of the tree's launch */
+    /* 0 and *ret_noise, the checkpoint's noise; -EIO: one of the forms is not the model, or the
+     * noise is implausible, detail says which; -ENOMEM. */
+    int (*judge)(void *context, const struct tv_self_test_run *run, double *ret_noise, char *detail,
+                 size_t detail_bytes);
+};
+
+/* The real engine on a loaded model and its cache (both outlive it). Runs the self-test: attention
+ * against the naive kernel, both forms against the judge. -EIO: it failed, detail says how. */
 int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
-                            struct tv_cache *cache, struct tv_engine **ret_engine, char *detail,
-                            size_t detail_bytes);
+                            struct tv_cache *cache, const struct tv_judge *judge,
+                            struct tv_engine **ret_engine, char *detail, size_t detail_bytes);
+
+/* The gap of the two best logits below which two paths may decide apart: the noise of both. */
+double tv_engine_near_tie(const struct tv_engine *engine);
 
 #endif

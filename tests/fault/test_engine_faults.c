@@ -21,14 +21,13 @@
 static void creation_sweep(struct world *world, unsigned kind)
 {
     int64_t free_before = pages_free(world);
-    int stride = fault_stride(); /* thousands of calls: a self-test and the noise */
+    int stride = fault_stride(); /* thousands of calls: a self-test and its judge */
     for (int n = 1;; n += n < 100 ? 1 : stride) {
         struct tv_engine *engine = NULL;
         char detail[200] = "";
         int64_t blocks = fault_blocks();
         fault_arm(kind, n);
-        int rc = tv_verify_engine_create(world->kernels, world->model, world->cache, &engine,
-                                         detail, sizeof detail);
+        int rc = engine_make(world, &engine, detail, sizeof detail);
         int failed = fault_disarm();
         if (failed ? rc != -ENOMEM && rc != -EIO : rc != 0) {
             fail_msg("call %d: %d '%s'", n, rc, detail);

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "faults.h"
+#include "shadow/shadow.h"
 #include "tiny_model.h"
 
 static void model_open(struct world *world)
@@ -42,9 +43,7 @@ int world_setup(void **state)
     fault_device_wrap(world->kernels);
     model_open(world);
     assert_int_equal(tv_cache_create(world->kernels, &params, &world->cache), 0);
-    assert_int_equal(tv_verify_engine_create(world->kernels, world->model, world->cache,
-                                             &world->engine, detail, sizeof detail),
-                     0);
+    assert_int_equal(engine_make(world, &world->engine, detail, sizeof detail), 0);
     memcpy(world->tokens, tokens, sizeof tokens);
     memcpy(world->parents, parents, sizeof parents);
     memcpy(world->depths, depths, sizeof depths);
@@ -71,6 +70,20 @@ int world_teardown(void **state)
     tv_tiny_folder_remove(world->dir);
     free(world);
     return 0;
+}
+
+int engine_make(struct world *world, struct tv_engine **ret_engine, char *detail,
+                size_t detail_bytes)
+{
+    struct tv_shadow_judge *oracle = NULL;
+    int rc = tv_shadow_judge_create(world->model, world->cache, world->kernels, &oracle);
+    if (rc == 0) {
+        const struct tv_judge judge = tv_shadow_judge_calls(oracle);
+        rc = tv_verify_engine_create(world->kernels, world->model, world->cache, &judge, ret_engine,
+                                     detail, detail_bytes);
+    }
+    tv_shadow_judge_destroy(oracle);
+    return rc;
 }
 
 int64_t pages_free(struct world *world)

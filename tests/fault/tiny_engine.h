@@ -33,6 +33,9 @@ int world_setup(void **state);
 int world_teardown(void **state);
 
 /* Free pages; no page has two holders. */
+/* One more engine on the same model and cache, judged as at a start. */
+int engine_make(struct world *world, struct tv_engine **ret_engine, char *detail,
+                size_t detail_bytes);
 int64_t pages_free(struct world *world);
 struct tv_round_rule rule_of(const struct world *world);
 /* A context with the prefix in it; *ret_drawn is what its prefill drew. */

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "engine_fixture.h"
+#include "shadow/shadow.h"
 
 void tv_engine_fixture_open(struct tv_engine_fixture *fixture,
                             const struct tv_engine_fixture_options *options)
@@ -28,12 +29,22 @@ void tv_engine_fixture_open(struct tv_engine_fixture *fixture,
         .threads = 1};
     memset(fixture, 0, sizeof *fixture);
     tv_fixture_open(&fixture->base, &base);
-    int rc =
-        tv_verify_engine_create(fixture->base.kernels, fixture->base.model, fixture->base.cache,
-                                &fixture->engine, fixture->detail, sizeof fixture->detail);
+    int rc = tv_engine_fixture_judge(fixture);
     if (rc != 0) {
         fail_msg("%s: engine: %d, %s", options->model, rc, fixture->detail);
     }
+}
+
+int tv_engine_fixture_judge(struct tv_engine_fixture *fixture)
+{
+    struct tv_fixture *base = &fixture->base;
+    struct tv_shadow_judge *oracle = NULL;
+    assert_int_equal(tv_shadow_judge_create(base->model, base->cache, base->kernels, &oracle), 0);
+    const struct tv_judge judge = tv_shadow_judge_calls(oracle);
+    int rc = tv_verify_engine_create(base->kernels, base->model, base->cache, &judge,
+                                     &fixture->engine, fixture->detail, sizeof fixture->detail);
+    tv_shadow_judge_destroy(oracle);
+    return rc;
 }
 
 void tv_engine_fixture_close(struct tv_engine_fixture *fixture)

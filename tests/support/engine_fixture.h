@@ -31,6 +31,8 @@ struct tv_engine_fixture_options {
 
 void tv_engine_fixture_open(struct tv_engine_fixture *fixture,
                             const struct tv_engine_fixture_options *options);
+/* The engine on fixture->base, judged by the path oracle: tv_verify_engine_create's word. */
+int tv_engine_fixture_judge(struct tv_engine_fixture *fixture);
 void tv_engine_fixture_close(struct tv_engine_fixture *fixture);
 
 /* TV_TEST_SCALE (a factor, default 1) times `count`, at least 1. */

@@ -2,7 +2,7 @@
  * sched_real_fixture.h - a scheduler on the real engine with its oracles, every round judged.
  *
  * The oracles can be held: a gate in front of the thread's naive attention (kernel oracle) or of
- * the draws of comparisons on demand (path oracle).
+ * the forward pass of comparisons on demand (path oracle).
  */
 #ifndef TV_TESTS_SCHED_REAL_FIXTURE_H
 #define TV_TESTS_SCHED_REAL_FIXTURE_H

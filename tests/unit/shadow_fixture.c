@@ -160,7 +160,7 @@ struct tv_parity_case case_of(const struct bench *bench, const struct tv_round_o
                                    .accepted_nodes = out->nodes,
                                    .accepted_count = out->accepted_count,
                                    .pending = out->end.token,
-                                   .noise = bench->fixture.engine->noise,
+                                   .noise = tv_engine_near_tie(bench->fixture.engine),
                                    .round = round};
 }
 

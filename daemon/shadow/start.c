@@ -1,0 +1,236 @@
+/*
+ * start.c - the path oracle as judge of a start: are both fast forms the model, and how noisy is
+ * it?
+ *
+ * Owns one captured round. The oracle's logits of the self-test's text and tree are the truth for
+ * both fast forms, at the bound of the numerics contract and without a term for noise; noise itself
+ * is the oracle against the oracle in the other order of summation, never a fast form. Refuses
+ * noise that no sound f32 arithmetic has.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shadow/round.h"
+
+/* One round of any size: the start has nothing to protect from it. */
+#define ROUND_BYTES_MAX (SIZE_MAX / 2)
+
+/* With bf16 rows two sums may round apart, and a router may then choose another expert: noise of up
+ * to the spread of the logits is an unlucky text. With f32 rows the bound itself is the cap. */
+#define NOISE_SPREAD_BF16 1.0
+
+struct tv_shadow_judge {
+    struct tv_shadow *shadow;
+    struct tv_shadow_round *round;
+};
+
+int tv_shadow_judge_create(const struct tv_model *model, struct tv_cache *cache,
+                           struct tv_kernels *device, struct tv_shadow_judge **ret_judge)
+{
+    const struct tv_shadow_params params = {.queue_bytes_max = ROUND_BYTES_MAX, .device = device};
+    struct tv_shadow_judge *self = calloc(1, sizeof *self);
+    if (self == NULL) {
+        return -ENOMEM;
+    }
+    int rc = tv_shadow_create(&params, model, cache, &self->shadow);
+    if (rc == 0) {
+        self->round = tv_shadow_begin(self->shadow, 1);
+        rc = self->round == NULL ? -ENOMEM : 0;
+    }
+    if (rc != 0) {
+        tv_shadow_judge_destroy(self);
+        return rc;
+    }
+    *ret_judge = self;
+    return 0;
+}
+
+void tv_shadow_judge_destroy(struct tv_shadow_judge *self)
+{
+    if (self == NULL) {
+        return;
+    }
+    if (self->round != NULL) {
+        tv_shadow_abandon(self->shadow, self->round);
+    }
+    tv_shadow_destroy(self->shadow);
+    free(self);
+}
+
+static void see_layer(void *context, int32_t layer, const struct tv_verify_attn *attn)
+{
+    struct tv_shadow_judge *self = context;
+    tv_shadow_layer(self->round, layer, attn);
+}
+
+static double bound_of(const float *logits, size_t count)
+{
+    return tv_shadow_logit_bound(tv_shadow_spread(logits, count));
+}
+
+static double difference(const float *x, const float *y, int32_t count)
+{
+    double worst = 0.0;
+    for (int32_t i = 0; i < count; i++) {
+        double delta = fabs((double)x[i] - (double)y[i]);
+        worst = isfinite(delta) ? fmax(worst, delta) : INFINITY;
+    }
+    return worst;
+}
+
+static int is_rounded(const struct tv_shadow_judge *self)
+{
+    return tv_cache_params(self->shadow->cache)->dtype != TV_F32;
+}
+
+/* Logits of every row of the self-test by the oracle. */
+static int oracle_run(const struct tv_shadow_judge *self, const struct tv_path_rows *rows,
+                      enum tv_path_order order, const struct tv_path_watch *watch,
+                      float **ret_logits)
+{
+    const struct tv_shadow *shadow = self->shadow;
+    const struct tv_path_source source = {.config = tv_model_config(shadow->model),
+                                          .weights = tv_model_weights(shadow->model),
+                                          .device = shadow->params.device,
+                                          .order = order,
+                                          .rows_bf16 = is_rounded(self)};
+    int32_t *wanted = malloc((size_t)rows->count * sizeof *wanted);
+    if (wanted == NULL) {
+        return -ENOMEM;
+    }
+    for (int32_t r = 0; r < rows->count; r++) {
+        wanted[r] = r;
+    }
+    int rc = tv_path_forward(&source, rows, wanted, rows->count, watch, ret_logits);
+    free(wanted);
+    return rc;
+}
+
+/* Both fast forms against the oracle's logits [rows, vocab]. */
+static int forms_judge(const struct tv_shadow_judge *self, const struct tv_self_test_run *run,
+                       const struct tv_path_rows *rows, const float *oracle, int kv_equal,
+                       char *detail, size_t detail_bytes)
+{
+    int32_t vocab = tv_model_config(self->shadow->model)->vocab;
+    double bound = bound_of(oracle, (size_t)rows->count * (size_t)vocab);
+    double verify = 0.0, prefill = 0.0;
+    for (int32_t i = 0; i < run->tree->count; i++) {
+        verify = fmax(verify, difference(run->tree_logits + (size_t)i * (size_t)vocab,
+                                         oracle + (size_t)rows->row_of[i] * (size_t)vocab, vocab));
+    }
+    for (int32_t i = 0; i < run->text_count; i++) {
+        prefill =
+            fmax(prefill, difference(run->text_logits + (size_t)i * (size_t)vocab,
+                                     oracle + (size_t)run->text_rows[i] * (size_t)vocab, vocab));
+    }
+    if (verify <= bound && prefill <= bound && kv_equal) {
+        return 0;
+    }
+    (void)snprintf(detail, detail_bytes,
+                   "logits against the path oracle: verify %.3g, prefill %.3g, the bound is %.3g; "
+                   "KV rows, queries, attention: %s",
+                   verify, prefill, bound, kv_equal ? "right" : "not within their bounds");
+    return -EIO;
+}
+
+/* Text and nodes in two orders of summation. first has no twins, second may have. */
+static double noise_of(const struct tv_self_test_run *run, int32_t vocab,
+                       const struct tv_path_rows *first, const float *first_logits,
+                       const struct tv_path_rows *second, const float *second_logits)
+{
+    double noise = 0.0;
+    for (int32_t i = 0; i < run->text_len + run->tree->count; i++) {
+        int32_t node = i - run->text_len;
+        size_t a = (size_t)(node < 0 ? i : first->row_of[node]) * (size_t)vocab;
+        size_t b = (size_t)(node < 0 ? i : second->row_of[node]) * (size_t)vocab;
+        noise = fmax(noise, difference(first_logits + a, second_logits + b, vocab));
+    }
+    return noise;
+}
+
+/* Largest difference between two orders of summation; with bf16 rows the second one also rounds
+ * the tree's queries, as verify does and prefill does not. */
+static int noise_measure(const struct tv_shadow_judge *self, const struct tv_self_test_run *run,
+                         const struct tv_path_rows *rows, double *ret_noise, char *detail,
+                         size_t detail_bytes)
+{
+    int32_t vocab = tv_model_config(self->shadow->model)->vocab;
+    struct tv_path_rows plain = {0};
+    float *forwards = NULL, *backwards = NULL;
+    int rc = tv_path_rows_init(&plain, run->text, run->text_len, run->tree, 0);
+    if (rc == 0) {
+        rc = oracle_run(self, &plain, TV_PATH_FORWARDS, NULL, &forwards);
+    }
+    if (rc == 0) {
+        rc = oracle_run(self, rows, TV_PATH_BACKWARDS, NULL, &backwards);
+    }
+    if (rc != 0) {
+        (void)snprintf(detail, detail_bytes, "measuring the noise: %s", strerror(-rc));
+        goto done;
+    }
+    size_t count = (size_t)plain.count * (size_t)vocab;
+    double noise = noise_of(run, vocab, &plain, forwards, rows, backwards);
+    double cap = is_rounded(self) ? NOISE_SPREAD_BF16 * tv_shadow_spread(forwards, count)
+                                  : bound_of(forwards, count);
+    if (noise <= cap) {
+        *ret_noise = noise;
+    } else {
+        (void)snprintf(detail, detail_bytes,
+                       "the oracle in two orders of summation differs by %.3g, the cap is %.3g: no "
+                       "answer of this model%s could be judged",
+                       noise, cap, is_rounded(self) ? " with kv_dtype = bf16" : "");
+        rc = -EIO;
+    }
+done:
+    tv_path_rows_finish(&plain);
+    free(forwards);
+    free(backwards);
+    return rc;
+}
+
+static int judge(void *context, const struct tv_self_test_run *run, double *ret_noise, char *detail,
+                 size_t detail_bytes)
+{
+    const struct tv_shadow_judge *self = context;
+    const struct tv_shadow_round *round = self->round;
+    const struct tv_kernels *device = self->shadow->params.device;
+    struct tv_path_rows rows = {0};
+    struct tv_rows_check check = {.round = round,
+                                  .rows = &rows,
+                                  .attention = is_rounded(self) && !device->host_memory,
+                                  .v_dim = tv_model_config(self->shadow->model)->v_dim,
+                                  .equal = 1};
+    float *oracle = NULL;
+    int rc = round->failed;
+    if (rc == 0 && (round->captured != round->layer_count || round->nodes != run->tree->count ||
+                    round->prefix_len != run->text_len)) {
+        rc = -EPROTO;
+    }
+    if (rc == 0) {
+        rc = tv_path_rows_init(&rows, run->text, run->text_len, run->tree, is_rounded(self));
+    }
+    if (rc == 0) {
+        const struct tv_path_watch watch = tv_shadow_rows_watch(&check);
+        rc = oracle_run(self, &rows, TV_PATH_LANES, &watch, &oracle);
+    }
+    if (rc != 0) {
+        (void)snprintf(detail, detail_bytes, "the path oracle cannot run: %s", strerror(-rc));
+        goto done;
+    }
+    rc = forms_judge(self, run, &rows, oracle, tv_shadow_rows_equal(&check), detail, detail_bytes);
+    if (rc == 0) {
+        rc = noise_measure(self, run, &rows, ret_noise, detail, detail_bytes);
+    }
+done:
+    tv_path_rows_finish(&rows);
+    free(oracle);
+    return rc;
+}
+
+struct tv_judge tv_shadow_judge_calls(struct tv_shadow_judge *self)
+{
+    return (struct tv_judge){.context = self, .layer = see_layer, .judge = judge};
+}

@@ -1,0 +1,59 @@
+"""The daemon on a backend with a planted fault: no start with a wrong model form, no readiness after one."""
+
+import os
+import subprocess
+import tempfile
+import time
+import unittest
+
+import harness
+from harness import Caller, FixedDaemon
+
+EXIT_FAULT = 70
+FAULTS = ("scale-both", "scale-verify", "scale-prefill", "rope-verify", "rope-both", "value-heads", "absorb-heads", "router")
+PLANTED = os.environ["TREEVERIFYD_PLANTED"]
+MODEL = os.environ["TV_MODEL_DIR"]
+FRESH_S = 1.0  # for so long the last deep check's result is told again
+
+
+def start(fault, *options):
+    command = [PLANTED, "--model", MODEL, "--listen", "127.0.0.1:0", "--threads", "1", *options]
+    environment = dict(os.environ, TV_PLANT=fault)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+class StartTest(unittest.TestCase):
+    def test_wrong_forms_do_not_start_b28(self):
+        for options in ((), ("--kv-dtype", "bf16")):
+            for fault in FAULTS:
+                ended = start(fault, *options)
+                with self.subTest(fault=fault, options=options):
+                    self.assertEqual(ended.returncode, EXIT_FAULT, ended.stderr)
+                    self.assertEqual(ended.stdout, "")
+                    self.assertIn("self-test: logits against the path oracle", ended.stderr)
+
+    def test_a_fault_after_the_start_ends_readiness_b54(self):
+        with tempfile.TemporaryDirectory() as folder:
+            switch = os.path.join(folder, "on")
+            harness.PROGRAM = PLANTED
+            daemon = FixedDaemon("--threads", "1", env={"TV_PLANT": "late", "TV_PLANT_FILE": switch})
+            daemon.model = MODEL
+            with daemon:
+                caller = Caller(daemon, True)
+                self.assertEqual(caller.call("GET", "/readyz?deep=1").status, 200)
+                with open(switch, "w", encoding="ascii"):
+                    pass
+                status, ends_at = 200, time.monotonic() + 10 * FRESH_S
+                while status == 200 and time.monotonic() < ends_at:
+                    answer = caller.call("GET", "/readyz?deep=1")
+                    status = answer.status
+                self.assertEqual(status, 503)
+                checks = {check["name"]: check for check in answer.json["checks"]}
+                self.assertFalse(checks["self_test"]["ok"])
+                self.assertIn("differ", checks["self_test"]["detail"])
+                self.assertEqual(caller.call("GET", "/readyz").status, 503)  # shallow ones know it too
+                caller.close()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

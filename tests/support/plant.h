@@ -1,0 +1,20 @@
+/*
+ * plant.h - faults of the model's form, planted in a backend's table: each is a mistake that a
+ * forward pass could contain while every kernel does what it was asked.
+ */
+#ifndef TV_TESTS_SUPPORT_PLANT_H
+#define TV_TESTS_SUPPORT_PLANT_H
+
+#include <stddef.h>
+
+#include "kernels/kernels.h"
+
+/* One after the other; NULL behind the last. "late" is nothing until the file of
+ * TV_PLANT_FILE exists. */
+extern const char *const tv_plant_names[];
+
+/* Wrap the slots of one table; the tables of a process take turns, each planted anew. -EINVAL: no
+ * fault of that name. */
+int tv_plant(struct tv_kernels *kernels, const char *name);
+
+#endif

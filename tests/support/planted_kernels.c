@@ -1,0 +1,35 @@
+/*
+ * planted_kernels.c - treeverifyd-planted: the daemon as it is on a backend with a planted fault.
+ *
+ * The linker gives every tv_kernels_create to this file; the fault is TV_PLANT's. The oracle's own
+ * reference backend stays as it is.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plant.h"
+
+int __real_tv_kernels_create(const char *name, const struct tv_kernels_options *options,
+                             struct tv_kernels **ret_kernels);
+int __wrap_tv_kernels_create(const char *name, const struct tv_kernels_options *options,
+                             struct tv_kernels **ret_kernels);
+
+int __wrap_tv_kernels_create(const char *name, const struct tv_kernels_options *options,
+                             struct tv_kernels **ret_kernels)
+{
+    const char *fault = getenv("TV_PLANT");
+    struct tv_kernels *kernels = NULL;
+    int rc = __real_tv_kernels_create(name, options, &kernels);
+    if (rc == 0 && fault != NULL && strcmp(name, "cpu") == 0) {
+        rc = tv_plant(kernels, fault);
+        if (rc != 0) {
+            kernels->destroy(kernels);
+            return rc;
+        }
+    }
+    if (rc == 0) {
+        *ret_kernels = kernels;
+    }
+    return rc;
+}
