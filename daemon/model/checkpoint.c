@@ -154,6 +154,24 @@ static int shard_names(const struct tv_json *index, const char ***ret_names, siz
     return 0;
 }
 
+/* A listed file that is not there: which tensors the index has in it says more than its name. */
+static int absent_refuse(const struct tv_json *index, const char *absent,
+                         struct tv_model_error *ret_error)
+{
+    const struct tv_json_value *map = tv_json_member(tv_json_root(index), "weight_map");
+    const char *tensor = "";
+    size_t count = 0;
+    for (const struct tv_json_value *v = tv_json_first(map); v != NULL; v = tv_json_next(v)) {
+        if (strcmp(tv_json_string(v, NULL), absent) == 0) {
+            tensor = count++ == 0 ? tv_json_name(v) : tensor;
+        }
+    }
+    return tv_model_refuse(ret_error,
+                           "%s lists %zu tensors in %.100s, which is not in the folder; the first "
+                           "is '%.200s'",
+                           INDEX_FILE, count, absent, tensor);
+}
+
 static int files_open(struct tv_checkpoint *checkpoint, const char *const *names, size_t count,
                       struct tv_model_error *ret_error)
 {
@@ -275,6 +293,11 @@ static int shards_open(struct tv_checkpoint *checkpoint, struct tv_model_error *
     if (has_single && !(count == 1 && strcmp(names[0], SINGLE_FILE) == 0)) {
         err = tv_model_refuse(ret_error, "both %s and %s (with %zu files) are in the folder",
                               SINGLE_FILE, INDEX_FILE, count);
+    }
+    for (size_t i = 0; err == 0 && i < count; i++) {
+        if (faccessat(checkpoint->folder_fd, names[i], F_OK, 0) != 0 && errno == ENOENT) {
+            err = absent_refuse(checkpoint->index, names[i], ret_error);
+        }
     }
     if (err == 0) {
         err = files_open(checkpoint, names, count, ret_error);

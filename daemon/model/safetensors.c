@@ -265,6 +265,18 @@ static int header_check(struct check *check)
     return tiling_check(check);
 }
 
+/* The name whose second use was refused: the scanner stops behind its closing quote. */
+static int duplicate_refuse(struct check *check, const char *text, size_t offset)
+{
+    size_t end = offset > 0 ? offset - 1 : 0, begin = end;
+    while (begin > 0 && text[begin - 1] != '"') {
+        begin--;
+    }
+    size_t bytes = end - begin < 200 ? end - begin : 200;
+    return FAULT(check, TV_SAFETENSORS_DUPLICATE, "%.100s: '%.*s' is twice in the header, byte %zu",
+                 check->file->name, (int)bytes, text + begin, begin);
+}
+
 static int header_parse(struct check *check, const char *text, size_t bytes)
 {
     struct tv_safetensors *file = check->file;
@@ -277,11 +289,11 @@ static int header_parse(struct check *check, const char *text, size_t bytes)
     if (err != -EINVAL) {
         return err;
     }
-    enum tv_safetensors_fault fault = strstr(json_error.what, "duplicate") != NULL
-                                          ? TV_SAFETENSORS_DUPLICATE
-                                          : TV_SAFETENSORS_JSON;
-    return FAULT(check, fault, "%.100s: header, byte %zu: %s", file->name, json_error.offset,
-                 json_error.what);
+    if (strstr(json_error.what, "duplicate") != NULL && json_error.offset <= bytes) {
+        return duplicate_refuse(check, text, json_error.offset);
+    }
+    return FAULT(check, TV_SAFETENSORS_JSON, "%.100s: header, byte %zu: %s", file->name,
+                 json_error.offset, json_error.what);
 }
 
 /* The length field, checked against the format's limit and the file. */
