@@ -75,7 +75,7 @@ static struct tv_engine *daemon_engine(const char *poison)
     char *argv[] = {program, option, model, NULL};
     static struct tv_config config;
     struct tv_engine *engine = NULL;
-    (void)snprintf(model, sizeof model, "%s", tv_fixture_dir("kjv-mla-8m"));
+    (void)snprintf(model, sizeof model, "%s", tv_fixture_dir("v3"));
     assert_int_equal(setenv("TREEVERIFY_POISON", poison, 1), 0);
     assert_int_equal(setenv("TREEVERIFY_PAGES", "16", 1), 0);
     assert_int_equal(setenv("TREEVERIFY_THREADS", "1", 1), 0);
@@ -107,7 +107,7 @@ static void test_fixture_follows_the_variable(void **state)
     (void)state;
     static const char *const values[] = {NULL, "on", "off"};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
-        struct tv_engine_fixture_options options = {.model = "kjv-mla-8m", .pages = 8};
+        struct tv_engine_fixture_options options = {.model = "v3", .pages = 8};
         struct tv_engine_fixture fixture;
         assert_int_equal(values[i] == NULL ? unsetenv("TREEVERIFY_POISON")
                                            : setenv("TREEVERIFY_POISON", values[i], 1),
@@ -122,7 +122,7 @@ static void test_fixture_follows_the_variable(void **state)
 static void test_this_run(void **state)
 {
     (void)state;
-    struct tv_engine_fixture_options options = {.model = "kjv-mla-8m", .pages = 8};
+    struct tv_engine_fixture_options options = {.model = "v3", .pages = 8};
     struct tv_engine_fixture fixture;
     const char *text = getenv("TREEVERIFY_POISON");
     tv_engine_fixture_open(&fixture, &options);
