@@ -284,7 +284,7 @@ class ContractTest(unittest.TestCase):
         body = json.dumps({"tokens": [1], "tree": {"tokens": [10], "parents": [-1]}}).encode()
         head = ["Content-Type: application/json", "Transfer-Encoding: chunked", "Trailer: X-Sum"]
         data = request_bytes("POST", "/v1/verify", headers=head)
-        data += b"%x;name=value\r\n%b\r\n0\r\n" % (len(body), body)
+        data += b"%x\r\n%b\r\n0\r\n" % (len(body), body)
         data += b"X-Sum: 1\r\nContent-Length: 5\r\nX-Request-Id: trailer\r\n\r\n"
         with self.daemon.connect(timeout=5) as sock:
             sock.sendall(data + request_bytes("GET", "/healthz", headers=["X-Request-Id: behind"]))

@@ -74,6 +74,7 @@ CASES = [
     # an empty name ends the headers for 0.9.75: what follows counts as the body, or as the next request
     ("an empty name without a body", b"GET /healthz HTTP/1.1\r\nHost: a\r\n: 1\r\n\r\n", HIDDEN),
     ("NUL in a value", post(HOST, TYPE, LENGTH, b"X-A: a\0b"), HIDDEN),
+    ("a chunk extension", post(HOST, TYPE, b"Transfer-Encoding: chunked", body=b"%x;a=b\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)), HIDDEN),
 ]
 
 REFUSED_BY_1_0 = {
@@ -92,6 +93,7 @@ REFUSED_BY_1_0 = {
     "a folded line",
     "an empty name without a body",
     "NUL in a value",
+    "a chunk extension",
 }
 LIBRARY_VERSION = os.environ.get("TV_MICROHTTPD", "0.9.75")
 VERSION = tuple(int(part) for part in LIBRARY_VERSION.split(".")[:2])
