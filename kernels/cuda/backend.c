@@ -112,7 +112,14 @@ static int device_describe(int device, struct tv_cuda *cuda)
     cuda->sm_count = prop.multiProcessorCount;
     (void)snprintf(cuda->variant, sizeof cuda->variant, "%.120s sm_%d%d", prop.name, prop.major,
                    prop.minor);
-    return tv_cuda_verify_attn_prepare();
+    int rc = tv_cuda_verify_attn_prepare();
+    if (rc == 0) {
+        rc = tv_cuda_linear_prepare();
+    }
+    if (rc == 0) {
+        rc = tv_cuda_experts_prepare();
+    }
+    return rc < 0 ? rc : tv_cuda_prefill_attn_prepare();
 }
 
 static void operations_fill(struct tv_kernels *k)

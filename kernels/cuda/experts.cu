@@ -6,7 +6,7 @@
  * ascending order and joins y once. The launches are sized for the worst routing; blocks without a
  * tile end at once. An id outside the experts gives its row NaN.
  */
-#include "linear.cuh"
+#include "linear_launch.cuh"
 #include "ops.h"
 
 #define SORT_THREADS 1024
@@ -222,6 +222,12 @@ size_t tv_cuda_experts_workspace(const struct tv_kernels *k, const struct tv_exp
     return plan_carve(args, NULL, &plan) + 256;
 }
 
+int tv_cuda_experts_prepare(void)
+{
+    int rc = linear_prepare<struct gate_problem>();
+    return rc < 0 ? rc : linear_prepare<struct down_problem>();
+}
+
 int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args)
 {
     int64_t pairs = (int64_t)args->rows * args->top_k;
@@ -243,7 +249,8 @@ int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args)
     /* One tile shape for both products; a shape does not change a result. */
     bool gate_mma = linear_uses_mma(args->w_dtype, args->hidden);
     bool down_mma = linear_uses_mma(args->w_dtype, args->inter);
-    int32_t block_rows = linear_block_rows(gate_mma && down_mma, each);
+    int32_t block_rows =
+        linear_block_rows(gate_mma && down_mma, true, args->experts, each, args->inter);
     uint32_t tiles = (uint32_t)tiles_bound(args, block_rows);
     size_t shared = 2 * sizeof(int32_t) * (size_t)args->experts;
     experts_sort<<<1, SORT_THREADS, shared, stream>>>(args->ids, (int32_t)pairs, args->experts,

@@ -1,7 +1,7 @@
 /*
  * linear.cu - table entry of the grouped matrix product; linear.cuh computes.
  */
-#include "linear.cuh"
+#include "linear_launch.cuh"
 #include "ops.h"
 
 struct dense_problem {
@@ -44,6 +44,11 @@ struct dense_problem {
     }
 };
 
+int tv_cuda_linear_prepare(void)
+{
+    return linear_prepare<struct dense_problem>();
+}
+
 int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
 {
     if (args->rows < 0 || args->n < 1 || args->k < 1 || args->groups < 1 || args->w == NULL ||
@@ -74,7 +79,8 @@ int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
     p.vector = (uintptr_t)args->x % 16 == 0 && args->x_row_stride % 4 == 0 &&
                args->x_group_stride % 4 == 0;
     p.accumulate = args->accumulate != 0;
-    int32_t block_rows = linear_block_rows(linear_uses_mma(args->w_dtype, args->k), args->rows);
+    bool mma = linear_uses_mma(args->w_dtype, args->k);
+    int32_t block_rows = linear_block_rows(mma, false, args->groups, args->rows, args->n);
     return linear_launch(p, args->w_dtype, block_rows, linear_blocks(args->rows, block_rows),
                          args->groups, tv_cuda_stream(k));
 }

@@ -41,21 +41,46 @@ TV_DEVICE float linear_remainder(float x)
     return x - __uint_as_float(__float_as_uint(x) & 0xffff0000u);
 }
 
-TV_DEVICE void linear_load(const float *x, bool vector, struct linear_pieces *ret)
-{
+/* Eight elements of a row of x as they are read. */
+struct linear_floats {
     float v[8];
+};
+
+struct linear_halves {
+    uint4 v;
+};
+
+TV_DEVICE void linear_read(const float *x, bool vector, struct linear_floats *ret)
+{
     if (vector) {
-        *(float4 *)v = *(const float4 *)x;
-        *(float4 *)(v + 4) = *(const float4 *)(x + 4);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            v[i] = x[i];
-        }
+        *(float4 *)ret->v = *(const float4 *)x;
+        *(float4 *)(ret->v + 4) = *(const float4 *)(x + 4);
+        return;
     }
 #pragma unroll
+    for (int i = 0; i < 8; i++) {
+        ret->v[i] = x[i];
+    }
+}
+
+TV_DEVICE void linear_read(const __nv_bfloat16 *x, bool vector, struct linear_halves *ret)
+{
+    if (vector) {
+        ret->v = *(const uint4 *)x;
+        return;
+    }
+    const uint16_t *bits = (const uint16_t *)x;
+    ret->v.x = (uint32_t)bits[0] | (uint32_t)bits[1] << 16;
+    ret->v.y = (uint32_t)bits[2] | (uint32_t)bits[3] << 16;
+    ret->v.z = (uint32_t)bits[4] | (uint32_t)bits[5] << 16;
+    ret->v.w = (uint32_t)bits[6] | (uint32_t)bits[7] << 16;
+}
+
+TV_DEVICE void linear_cut(const struct linear_floats &x, struct linear_pieces *ret)
+{
+#pragma unroll
     for (int i = 0; i < 4; i++) {
-        float a = v[2 * i], b = v[2 * i + 1];
+        float a = x.v[2 * i], b = x.v[2 * i + 1];
         ret->hi[i] = linear_upper(a, b);
         a = linear_remainder(a);
         b = linear_remainder(b);
@@ -64,17 +89,9 @@ TV_DEVICE void linear_load(const float *x, bool vector, struct linear_pieces *re
     }
 }
 
-TV_DEVICE void linear_load(const __nv_bfloat16 *x, bool vector, struct linear_pieces *ret)
+TV_DEVICE void linear_cut(const struct linear_halves &x, struct linear_pieces *ret)
 {
-    if (vector) {
-        *(uint4 *)ret->hi = *(const uint4 *)x;
-        return;
-    }
-    const uint16_t *bits = (const uint16_t *)x;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        ret->hi[i] = (uint32_t)bits[2 * i] | (uint32_t)bits[2 * i + 1] << 16;
-    }
+    *(uint4 *)ret->hi = x.v;
 }
 
 TV_DEVICE uint4 linear_load_w(const __nv_bfloat16 *w)
@@ -86,13 +103,42 @@ TV_DEVICE uint4 linear_load_w(const __nv_bfloat16 *w)
     return r;
 }
 
-template <typename X> struct linear_exact; /* true: one piece is the whole element */
-template <> struct linear_exact<float> {
-    static constexpr bool value = false;
+/* How a type of x is read, and whether one piece is the whole element. */
+template <typename X> struct linear_x;
+template <> struct linear_x<float> {
+    typedef struct linear_floats raw;
+    static constexpr bool exact = false;
 };
-template <> struct linear_exact<__nv_bfloat16> {
-    static constexpr bool value = true;
+template <> struct linear_x<__nv_bfloat16> {
+    typedef struct linear_halves raw;
+    static constexpr bool exact = true;
 };
+
+/* What a warp's lane reads of 32 k. */
+template <int A, int B, typename X> struct linear_step {
+    uint4 w[2 * A];
+    typename linear_x<X>::raw x[B];
+};
+
+template <int A, int B, typename X>
+TV_DEVICE void linear_fetch(const __nv_bfloat16 *const (&w)[2 * A], const X *const (&x)[B],
+                            bool vector, int32_t at, int32_t k, struct linear_step<A, B, X> *ret)
+{
+    if (at < k) {
+#pragma unroll
+        for (int i = 0; i < 2 * A; i++) {
+            ret->w[i] = linear_load_w(w[i] + at);
+        }
+#pragma unroll
+        for (int b = 0; b < B; b++) {
+            linear_read(x[b] + at, vector, &ret->x[b]);
+        }
+    } else {
+        struct linear_step<A, B, X> zero = {
+        };
+        *ret = zero;
+    }
+}
 
 /*
  * One warp, one chunk: sum[a][b] = 16 columns of w times 8 rows of x. A lane holds rows lane / 4
@@ -103,28 +149,34 @@ template <int A, int B, typename X>
 TV_DEVICE void linear_chunk(const __nv_bfloat16 *const (&w)[2 * A], const X *const (&x)[B],
                             bool vector, int32_t first, int32_t k, float (&sum)[A][B][4])
 {
+    constexpr int STEPS = LINEAR_CHUNK / 32;
+    constexpr int DEPTH = A * B == 1   ? 4
+                          : A * B == 2 ? 3
+                                       : 2; /* steps in flight: what registers hold */
     float rest[A][B][4] = {};
+    struct linear_step<A, B, X> steps[DEPTH];
     int32_t at = first + (int32_t)(threadIdx.x & 3) * 8;
 #pragma unroll
-    for (int step = 0; step < LINEAR_CHUNK / 32; step++, at += 32) {
-        bool inside = at < k;
-        uint4 wide[2 * A];
+    for (int step = 0; step < DEPTH - 1; step++) {
+        linear_fetch<A, B>(w, x, vector, at + 32 * step, k, &steps[step]);
+    }
 #pragma unroll
-        for (int i = 0; i < 2 * A; i++) {
-            wide[i] = inside ? linear_load_w(w[i] + at) : make_uint4(0, 0, 0, 0);
+    for (int step = 0; step < STEPS; step++) {
+        const struct linear_step<A, B, X> &now = steps[step % DEPTH];
+        int ahead = step + DEPTH - 1;
+        if (ahead < STEPS) {
+            linear_fetch<A, B>(w, x, vector, at + 32 * ahead, k, &steps[ahead % DEPTH]);
         }
 #pragma unroll
         for (int b = 0; b < B; b++) {
-            struct linear_pieces p = {};
-            if (inside) {
-                linear_load(x[b] + at, vector, &p);
-            }
+            struct linear_pieces p;
+            linear_cut(now.x[b], &p);
 #pragma unroll
             for (int a = 0; a < A; a++) {
-                const uint4 &top = wide[2 * a], &bottom = wide[2 * a + 1];
+                const uint4 &top = now.w[2 * a], &bottom = now.w[2 * a + 1];
                 uint32_t low[4] = {top.x, bottom.x, top.y, bottom.y};
                 uint32_t high[4] = {top.z, bottom.z, top.w, bottom.w};
-                if (!linear_exact<X>::value) {
+                if constexpr (!linear_x<X>::exact) {
                     ptx_mma(rest[a][b], low, p.lo[0], p.lo[1]);
                     ptx_mma(rest[a][b], low, p.mid[0], p.mid[1]);
                     ptx_mma(rest[a][b], high, p.lo[2], p.lo[3]);
@@ -135,11 +187,9 @@ TV_DEVICE void linear_chunk(const __nv_bfloat16 *const (&w)[2 * A], const X *con
             }
         }
     }
-    if (!linear_exact<X>::value) {
 #pragma unroll
-        for (int i = 0; i < A * B * 4; i++) {
-            (&sum[0][0][0])[i] += (&rest[0][0][0])[i];
-        }
+    for (int i = 0; i < A * B * 4; i++) {
+        (&sum[0][0][0])[i] += (&rest[0][0][0])[i];
     }
 }
 
@@ -274,57 +324,6 @@ static __global__ void __launch_bounds__(LINEAR_ANY * 32) linear_any(const __gri
             p.store(t, r, column, first);
         }
     }
-}
-
-/* Which kernel a problem's weights take; a function of the weights alone. */
-static inline bool linear_uses_mma(enum tv_dtype w_dtype, int32_t k)
-{
-    return w_dtype == TV_BF16 && k % 8 == 0;
-}
-
-/* Rows of a block, for problems with about `rows` rows behind one matrix. */
-static inline int32_t linear_block_rows(bool mma, int32_t rows)
-{
-    if (!mma) {
-        return LINEAR_ANY;
-    }
-    return rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
-}
-
-static inline uint32_t linear_blocks(int64_t count, int32_t each)
-{
-    return (uint32_t)((count + each - 1) / each);
-}
-
-/*
- * Launch over `tiles` tiles of block_rows rows (blockIdx.x), all columns (y) and `groups` (z).
- * -EINVAL when the grid is larger than a grid can be.
- */
-template <typename P>
-static int linear_launch(const P &p, enum tv_dtype w_dtype, int32_t block_rows, uint32_t tiles,
-                         int32_t groups, cudaStream_t stream)
-{
-    bool mma = linear_uses_mma(w_dtype, p.k);
-    constexpr int NARROW = P::paired ? 2 : 1;
-    int32_t columns = !mma ? LINEAR_ANY : !P::paired && block_rows == 32 ? 32 : 16;
-    dim3 grid(tiles, linear_blocks(p.n, columns), (uint32_t)groups);
-    if (grid.y > 65535 || grid.z > 65535 || tiles > INT32_MAX) {
-        return -EINVAL;
-    }
-    if (!mma && w_dtype == TV_F32) {
-        linear_any<P, float><<<grid, LINEAR_ANY * 32, 0, stream>>>(p);
-    } else if (!mma && w_dtype == TV_BF16) {
-        linear_any<P, __nv_bfloat16><<<grid, LINEAR_ANY * 32, 0, stream>>>(p);
-    } else if (!mma) {
-        linear_any<P, __half><<<grid, LINEAR_ANY * 32, 0, stream>>>(p);
-    } else if (block_rows == 8) {
-        linear_mma<P, NARROW, 1><<<grid, LINEAR_THREADS, 0, stream>>>(p);
-    } else if (block_rows == 16) {
-        linear_mma<P, NARROW, 2><<<grid, LINEAR_THREADS, 0, stream>>>(p);
-    } else {
-        linear_mma<P, 2, 4><<<grid, LINEAR_THREADS, 0, stream>>>(p);
-    }
-    return tv_cuda_errno(cudaGetLastError());
 }
 
 #endif

@@ -14,6 +14,12 @@
 extern "C" {
 #endif
 
+/* Once per device, before the first launch: shared memory limits. -ENOTSUP: it offers too little.
+ */
+int tv_cuda_linear_prepare(void);
+int tv_cuda_experts_prepare(void);
+int tv_cuda_prefill_attn_prepare(void);
+
 int tv_cuda_embed(struct tv_kernels *k, int32_t rows, int32_t hidden, int32_t vocab,
                   const void *table, enum tv_dtype dtype, const int32_t *ids, float *x);
 int tv_cuda_rmsnorm(struct tv_kernels *k, int32_t rows, int32_t dim, const float *x,

@@ -7,7 +7,7 @@
  * row's state waits in `out` and the workspace between segments, unchanged, so a row's result
  * depends on its position and the cache alone. Products and sums are f32.
  */
-#include "linear.cuh"
+#include "linear_launch.cuh"
 #include "ops.h"
 
 #define THREADS      256
@@ -312,7 +312,7 @@ static int expand(const struct tv_prefill_attn *a, const struct prefill_segment 
     if (mma && (uintptr_t)w % 16 != 0) {
         return -EINVAL;
     }
-    int32_t block_rows = linear_block_rows(mma, p.rows);
+    int32_t block_rows = linear_block_rows(mma, false, a->heads, p.rows, n);
     return linear_launch(p, a->w_dtype, block_rows, linear_blocks(p.rows, block_rows), a->heads,
                          stream);
 }
@@ -332,6 +332,12 @@ static int expand_segment(const struct tv_prefill_attn *a, const struct prefill_
                                    : expand<__nv_bfloat16>(a, s, a->v_up, a->v_dim, values, stream);
     }
     return rc;
+}
+
+int tv_cuda_prefill_attn_prepare(void)
+{
+    int rc = linear_prepare<struct expand_problem<float>>();
+    return rc < 0 ? rc : linear_prepare<struct expand_problem<__nv_bfloat16>>();
 }
 
 int tv_cuda_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *args)

@@ -319,6 +319,8 @@ void check_dense(struct check *c)
         }
         if (c->k->linear) {
             linear_rows_independent(c, dtypes[i], 77, 523);
+            linear_rows_independent(c, dtypes[i], 77, 520);
+            linear_rows_independent(c, dtypes[i], 12400, 136); /* wide: other tiles on a device */
         }
     }
     for (int32_t n = 0; n < 4 * c->scale; n++) {

@@ -136,13 +136,11 @@ static struct matrices make_matrices(struct check *c, int32_t experts, int64_t c
     return m;
 }
 
-static void one_experts(struct check *c, enum tv_dtype dtype)
+/* `shape` has rows, hidden, inter, experts, top_k and the weights' dtype. */
+static void one_experts(struct check *c, const struct tv_experts *shape)
 {
-    struct tv_experts a = {.rows = check_range(c, 1, 40), .hidden = check_range(c, 1, 80)};
-    a.inter = check_range(c, 1, 70);
-    a.experts = check_range(c, 1, 9);
-    a.top_k = check_range(c, 1, a.experts < 4 ? a.experts : 4);
-    a.w_dtype = dtype;
+    struct tv_experts a = *shape;
+    enum tv_dtype dtype = a.w_dtype;
     int64_t slots = (int64_t)a.rows * a.top_k, size = (int64_t)a.rows * a.hidden;
     struct matrices gate = make_matrices(c, a.experts, (int64_t)a.inter * a.hidden, dtype);
     struct matrices up = make_matrices(c, a.experts, (int64_t)a.inter * a.hidden, dtype);
@@ -207,6 +205,17 @@ void check_experts(struct check *c)
         }
     }
     for (int32_t n = 0; n < 6 * c->scale && c->k->experts; n++) {
-        one_experts(c, (enum tv_dtype)(n % 3));
+        struct tv_experts shape = {.rows = check_range(c, 1, 40), .hidden = check_range(c, 1, 80)};
+        shape.inter = check_range(c, 1, 70);
+        shape.experts = check_range(c, 1, 9);
+        shape.top_k = check_range(c, 1, shape.experts < 4 ? shape.experts : 4);
+        shape.w_dtype = (enum tv_dtype)(n % 3);
+        one_experts(c, &shape);
+    }
+    /* many rows for each expert: other tiles on a device */
+    struct tv_experts many = {.rows = 300, .hidden = 64, .inter = 384, .experts = 16, .top_k = 2};
+    many.w_dtype = TV_BF16;
+    if (c->k->experts) {
+        one_experts(c, &many);
     }
 }

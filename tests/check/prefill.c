@@ -13,11 +13,12 @@ struct problem {
     int32_t tokens;
 };
 
-static struct problem make(struct check *c, enum tv_dtype w_dtype, enum tv_dtype kv_dtype)
+static struct problem make(struct check *c, enum tv_dtype w_dtype, enum tv_dtype kv_dtype,
+                           int32_t tokens, int32_t heads)
 {
-    struct problem p = {.tokens = check_range(c, 1, 200)};
+    struct problem p = {.tokens = tokens};
     struct tv_prefill_attn *a = &p.args;
-    a->heads = check_range(c, 1, 4);
+    a->heads = heads;
     a->nope_dim = check_range(c, 0, 1) ? 48 : 8 * check_range(c, 1, 9); /* not v_dim (B33) */
     a->rope_dim = check_range(c, 0, 1) ? 64 : 16;
     a->v_dim = check_range(c, 0, 1) ? 64 : 8 * check_range(c, 1, 9);
@@ -87,9 +88,9 @@ static void run(struct check *c, struct tv_kernels *k, const struct problem *p, 
     }
 }
 
-static void one(struct check *c, enum tv_dtype w_dtype, enum tv_dtype kv_dtype)
+static void one(struct check *c, const struct problem *problem)
 {
-    struct problem p = make(c, w_dtype, kv_dtype);
+    struct problem p = *problem;
     int64_t count = (int64_t)p.tokens * p.args.heads * p.args.v_dim;
     size_t bytes = (size_t)count * sizeof(float);
     float *expected = check_host(c, bytes), *whole = check_host(c, bytes);
@@ -117,6 +118,13 @@ void check_prefill(struct check *c)
         return;
     }
     for (int32_t n = 0; n < 9 * c->scale; n++) {
-        one(c, (enum tv_dtype)(n % 3), n & 1 ? TV_BF16 : TV_F32);
+        int32_t tokens = check_range(c, 1, 200), heads = check_range(c, 1, 4);
+        struct problem p = make(c, (enum tv_dtype)(n % 3), n & 1 ? TV_BF16 : TV_F32, tokens, heads);
+        one(c, &p);
+    }
+    /* many tokens and heads: other tiles on a device */
+    for (int32_t n = 0; n < 2; n++) {
+        struct problem p = make(c, TV_BF16, n & 1 ? TV_BF16 : TV_F32, 400, 16);
+        one(c, &p);
     }
 }
