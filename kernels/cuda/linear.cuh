@@ -106,11 +106,11 @@ TV_DEVICE uint4 linear_load_w(const __nv_bfloat16 *w)
 /* How a type of x is read, and whether one piece is the whole element. */
 template <typename X> struct linear_x;
 template <> struct linear_x<float> {
-    typedef struct linear_floats raw;
+    typedef linear_floats raw;
     static constexpr bool exact = false;
 };
 template <> struct linear_x<__nv_bfloat16> {
-    typedef struct linear_halves raw;
+    typedef linear_halves raw;
     static constexpr bool exact = true;
 };
 
