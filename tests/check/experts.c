@@ -1,5 +1,5 @@
 /*
- * experts.c - checks of the router (B30) and the routed experts.
+ * experts.c - checks of the router (B30), of its f32 product (B32), and the routed experts.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,19 +22,19 @@ static int by_value(const void *a, const void *b)
     return x->id < y->id ? -1 : 1;
 }
 
-static void expected_row(const struct tv_router *a, const float *logits, struct candidate *all,
+static void expected_row(const struct tv_router *a, const double *logits, struct candidate *all,
                          int32_t *ids, float *weights)
 {
     double max = -INFINITY, sum = 0.0, group_value[256];
     int32_t size = a->experts / a->n_group;
     for (int32_t e = 0; e < a->experts; e++) {
-        max = fmax(max, (double)logits[e]);
+        max = fmax(max, logits[e]);
     }
     for (int32_t e = 0; e < a->experts; e++) {
-        sum += exp((double)logits[e] - max);
+        sum += exp(logits[e] - max);
     }
     for (int32_t e = 0; e < a->experts; e++) {
-        double x = (double)logits[e];
+        double x = logits[e];
         all[e].id = e;
         all[e].score = a->scoring == TV_ROUTER_SIGMOID ? 1.0 / (1.0 + exp(-x)) : exp(x - max) / sum;
         all[e].value = all[e].score;
@@ -94,10 +94,13 @@ static void one_router(struct check *c, int32_t experts, int32_t rows)
     float *weights = check_host(c, count * sizeof *weights);
     float *want = check_host(c, count * sizeof *weights);
     struct candidate *all = check_host(c, (size_t)experts * sizeof *all);
+    double *exact = check_host(c, (size_t)experts * sizeof *exact);
     a.bias = bias;
     for (int32_t r = 0; r < rows; r++) {
-        expected_row(&a, logits + (int64_t)r * experts, all, want_ids + (int64_t)r * a.top_k,
-                     want + (int64_t)r * a.top_k);
+        for (int32_t e = 0; e < experts; e++) {
+            exact[e] = (double)logits[(int64_t)r * experts + e];
+        }
+        expected_row(&a, exact, all, want_ids + (int64_t)r * a.top_k, want + (int64_t)r * a.top_k);
     }
     a.logits = check_upload(c, logits, (size_t)rows * (size_t)experts * sizeof(float));
     a.bias = check_upload(c, bias, (size_t)experts * sizeof(float));
@@ -110,6 +113,82 @@ static void one_router(struct check *c, int32_t experts, int32_t rows)
         check_near(c, weights, want, (int64_t)count, 1e-9, 1e-6, "router weights (B30)");
     }
     check_release(c);
+}
+
+/* How far the choice is from another one: the smallest gap between neighbours of the chosen and the
+ * first that is not. `all` is sorted by value; no groups. */
+static double choice_gap(const struct tv_router *a, const struct candidate *all)
+{
+    double gap = INFINITY;
+    for (int32_t i = 0; i < a->top_k && i + 1 < a->experts; i++) {
+        gap = fmin(gap, all[i].value - all[i + 1].value);
+    }
+    return gap;
+}
+
+/* Hidden rows through the gate in f32 choose the experts that products in doubles choose. */
+static int32_t one_product(struct check *c, int32_t experts, enum tv_dtype dtype, int32_t rows)
+{
+    enum { HIDDEN = 512 };
+    struct tv_router a = {.rows = rows, .experts = experts, .top_k = 6, .n_group = 1};
+    a.topk_group = 1, a.scale = 1.0f, a.normalise = 1;
+    a.scoring = experts == 64 ? TV_ROUTER_SOFTMAX : TV_ROUTER_SIGMOID;
+    int32_t near_ties = 0, ids[6];
+    float weights[6];
+    float *x = check_normals(c, (int64_t)rows * HIDDEN, 1.0f);
+    float *w = check_normals(c, (int64_t)experts * HIDDEN, 0.05f);
+    float *bias = check_normals(c, experts, 0.1f);
+    for (int32_t i = 0; i < experts * HIDDEN && dtype == TV_BF16; i++) {
+        w[i] = tv_bf16_to_f32(tv_f32_to_bf16(w[i]));
+    }
+    void *gate = check_weights(c, dtype, w, (int64_t)experts * HIDDEN);
+    int32_t *got = check_host(c, (size_t)rows * 6 * sizeof *got);
+    double *exact = check_host(c, (size_t)experts * sizeof *exact);
+    struct candidate *all = check_host(c, (size_t)experts * sizeof *all);
+    struct tv_linear linear = {.rows = rows, .n = experts, .k = HIDDEN, .groups = 1};
+    linear.x_row_stride = HIDDEN, linear.y_row_stride = experts, linear.w_dtype = dtype;
+    linear.x = check_upload(c, x, (size_t)rows * HIDDEN * sizeof(float));
+    linear.w = check_upload(c, gate, (size_t)experts * HIDDEN * tv_dtype_size(dtype));
+    linear.y = check_poisoned(c, (size_t)rows * (size_t)experts * sizeof(float));
+    a.logits = linear.y, a.bias = check_upload(c, bias, (size_t)experts * sizeof(float));
+    a.ids = check_poisoned(c, (size_t)rows * 6 * sizeof *got);
+    a.weights = check_poisoned(c, (size_t)rows * 6 * sizeof(float));
+    if (check_ok(c, c->k->linear(c->k, &linear), "linear") &&
+        check_ok(c, c->k->router(c->k, &a), "router")) {
+        check_download(c, got, a.ids, (size_t)rows * 6 * sizeof *got);
+        a.bias = bias;
+        for (int32_t r = 0; r < rows; r++) {
+            for (int32_t e = 0; e < experts; e++) {
+                exact[e] = 0.0;
+                for (int32_t i = 0; i < HIDDEN; i++) {
+                    exact[e] += (double)x[r * HIDDEN + i] * (double)w[e * HIDDEN + i];
+                }
+            }
+            expected_row(&a, exact, all, ids, weights);
+            if (memcmp(ids, got + (int64_t)r * 6, sizeof ids) != 0) {
+                near_ties++;
+                if (choice_gap(&a, all) > 2e-6) {
+                    check_fail(c, "router product (B32): row %d of %d experts", r, experts);
+                }
+            }
+        }
+    }
+    check_release(c);
+    return near_ties;
+}
+
+/* B32: at scale 1 10^4 tokens; fewer than 1 in 100 may be near ties. */
+static void check_product(struct check *c)
+{
+    int32_t rows = 0, near_ties = 0;
+    for (int32_t n = 0; n < 5 * c->scale; n++) {
+        near_ties += one_product(c, 64, TV_F32, 1000) + one_product(c, 256, TV_BF16, 1000);
+        rows += 2000;
+    }
+    printf("router product (B32): %d tokens, %d near ties\n", rows, near_ties);
+    if (near_ties * 100 > rows) {
+        check_fail(c, "router product (B32): %d near ties of %d", near_ties, rows);
+    }
 }
 
 /* Device arrays of `experts` matrices, and the same on the host. */
@@ -203,6 +282,9 @@ void check_experts(struct check *c)
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
             one_router(c, counts[i], 120);
         }
+    }
+    if (c->k->router && c->k->linear) {
+        check_product(c);
     }
     for (int32_t n = 0; n < 6 * c->scale && c->k->experts; n++) {
         struct tv_experts shape = {.rows = check_range(c, 1, 40), .hidden = check_range(c, 1, 80)};
