@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "verify/walk.h"
@@ -39,7 +40,7 @@ struct fixed_engine {
     struct tv_engine engine;
     struct answer *answers; /* [requests_max] */
     double base_sum;        /* of exp(base logit) over the vocabulary */
-    atomic_int_least64_t launches, commits;
+    atomic_int_least64_t launches, commits, slow_us;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     int held, inside, broken;
@@ -245,6 +246,15 @@ static int fixed_round(struct fixed_engine *fixed, struct answer *answer,
     return 0;
 }
 
+static void slow_down(struct fixed_engine *fixed)
+{
+    int64_t us = atomic_load_explicit(&fixed->slow_us, memory_order_relaxed);
+    struct timespec left = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
+    while (us > 0 && nanosleep(&left, &left) != 0) {
+        /* a signal came: the rest of the time is in left */
+    }
+}
+
 static int fixed_verify(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
                         struct tv_round_out *out)
 {
@@ -254,6 +264,7 @@ static int fixed_verify(struct tv_engine *engine, const struct tv_round_in *in, 
     }
     int64_t start_us = tv_clock_us();
     (void)atomic_fetch_add_explicit(&fixed->launches, 1, memory_order_relaxed);
+    slow_down(fixed);
     for (int32_t i = 0; i < count; i++) {
         const struct tv_tree *tree = in[i].tree;
         memset(&out[i], 0, sizeof out[i]);
@@ -366,6 +377,7 @@ int tv_fixed_engine_create(const struct tv_fixed_engine_params *params,
     (void)pthread_cond_init(&fixed->changed, NULL);
     atomic_init(&fixed->launches, 0);
     atomic_init(&fixed->commits, 0);
+    atomic_init(&fixed->slow_us, 0);
     for (int32_t token = 0; token < params->vocab; token++) {
         fixed->base_sum += exp((double)base_logit(token));
     }
@@ -403,6 +415,12 @@ void tv_fixed_engine_hold(struct tv_engine *engine, int held)
     fixed->held = held;
     (void)pthread_cond_broadcast(&fixed->changed);
     (void)pthread_mutex_unlock(&fixed->lock);
+}
+
+void tv_fixed_engine_slow(struct tv_engine *engine, int64_t microseconds)
+{
+    atomic_store_explicit(&((struct fixed_engine *)engine)->slow_us, microseconds,
+                          memory_order_relaxed);
 }
 
 void tv_fixed_engine_await_held(struct tv_engine *engine)

@@ -32,6 +32,8 @@ int32_t tv_fixed_engine_token(const struct tv_engine *engine, int32_t position);
 void tv_fixed_engine_fail(struct tv_engine *engine, enum tv_code code, int32_t count);
 /* Any thread. While held, prefill and verify wait inside the engine, as a long round does. */
 void tv_fixed_engine_hold(struct tv_engine *engine, int held);
+/* Any thread. Every verify call takes at least so long from now on. */
+void tv_fixed_engine_slow(struct tv_engine *engine, int64_t microseconds);
 /* Any thread. Wait until the worker is inside a held call. */
 void tv_fixed_engine_await_held(struct tv_engine *engine);
 /* Any thread. Makes self_test fail from now on (1) or pass again (0). */
