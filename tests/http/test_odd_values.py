@@ -10,7 +10,7 @@ import struct
 import tempfile
 import unittest
 
-from harness import Caller, round_body, verify_path
+from harness import Caller, round_body, verify_path, wait_until
 from real import MODEL, Beside, RealDaemon
 
 TYPE, VALUE = (400, "wrong-type"), (422, "wrong-value")
@@ -269,7 +269,8 @@ class FullPoolTest(unittest.TestCase):
             answer = caller.call("POST", verify_path(first), body)
             self.assertEqual((answer.status, answer.json["seq"]), (200, 1), answer.body)
             caller.call("DELETE", path)
-            self.assertEqual(caller.call("GET", "/v1/model").json["pages"], pages)
+            # the worker closes what was deleted in its next turn
+            wait_until(lambda: caller.call("GET", "/v1/model").json["pages"] == pages, 5, "all pages are free")
             caller.close()
 
     def look(self, caller, state):
