@@ -254,7 +254,7 @@ class FullPoolTest(unittest.TestCase):
                 ("/v1/sessions", {"tokens": [3] * 40}),
                 ("/v1/verify", {"tokens": [3] * 40, "tree": {"tokens": [1], "parents": [-1]}}),
             ]
-            before = [self.look(caller, first), self.look(caller, other), caller.call("GET", "/v1/model").json["pages"]]
+            before = [self.look(caller, first), self.look(caller, other)]
             for target, request in refused:
                 answer = caller.call("POST", target, request)
                 self.assertEqual((answer.status, answer.code), (503, "kv-full"), answer.body)
@@ -262,16 +262,19 @@ class FullPoolTest(unittest.TestCase):
                 self.assertGreater(problem["pages_needed"], problem["pages_free"])
                 self.assertEqual((problem["committed"], problem["retryable"]), (False, True))
                 self.assertIn("retry-after", answer.headers)
-            after = [self.look(caller, first), self.look(caller, other), caller.call("GET", "/v1/model").json["pages"]]
-            self.assertEqual(before, after)
+            self.assertEqual([self.look(caller, first), self.look(caller, other)], before)
+            self.await_free(caller, left)
             self.assertEqual(caller.call("GET", "/readyz").status, 200)
             caller.call("DELETE", f"/v1/sessions/{other['session']}")
             answer = caller.call("POST", verify_path(first), body)
             self.assertEqual((answer.status, answer.json["seq"]), (200, 1), answer.body)
             caller.call("DELETE", path)
-            # the worker closes what was deleted in its next turn
-            wait_until(lambda: caller.call("GET", "/v1/model").json["pages"] == pages, 5, "all pages are free")
+            self.await_free(caller, pages["free"])
             caller.close()
+
+    def await_free(self, caller, pages):
+        """The worker closes what was deleted or refused in its next turn."""
+        wait_until(lambda: caller.call("GET", "/v1/model").json["pages"]["free"] == pages, 5, f"{pages} pages are free")
 
     def look(self, caller, state):
         found = caller.call("GET", f"/v1/sessions/{state['session']}?tail=99").json
