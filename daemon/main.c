@@ -22,6 +22,7 @@
 #include "http/http.h"
 #include "sched/sched.h"
 #include "shadow/shadow.h"
+#include "state_dir.h"
 
 #define SHADOW_QUEUE_BYTES (256u << 20)
 #define QUIET_MS           1000 /* a connection without a request for this long is not in use */
@@ -119,11 +120,25 @@ static int exit_code_of(int rc)
     }
 }
 
+/* Where reproducers go: the configuration's word, else the system's. */
+static void state_dir_settle(struct tv_config *config)
+{
+    char *dir = config->state_dir;
+    if (dir[0] == '\0' && tv_state_dir_default(dir, sizeof config->state_dir) != 0) {
+        dir[0] = '\0';
+        tv_log(TV_LOG_WARNING, "no state folder (state_dir): violations that shadow mode finds are "
+                               "listed without a reproducer");
+    } else {
+        tv_log(TV_LOG_INFO, "reproducers of violations go to %s", dir);
+    }
+}
+
 /* 0, or the exit code; what was opened is in *service either way. */
 static int service_start(struct service *service)
 {
     char error[600] = "";
     const struct tv_config *config = &service->config;
+    state_dir_settle(&service->config);
     int code = tv_main_engine_open(config, &service->engine, error, sizeof error);
     if (code != TV_EXIT_DRAINED) {
         tv_log(TV_LOG_ERROR, "%s", error);

@@ -33,6 +33,10 @@
     {                                                                                              \
         "want", 0, tv_request_read_want, 0, 0, 0                                                   \
     }
+#define STOP                                                                                       \
+    {                                                                                              \
+        "stop", 0, tv_request_read_stop, 0, 0, 0                                                   \
+    }
 #define SAMPLING                                                                                   \
     {                                                                                              \
         "sampling", 0, tv_request_read_sampling, 0, 0, 0                                           \
@@ -72,7 +76,7 @@
 
 static const struct tv_request_field create_fields[] = {
     TOKENS,          TOKENS_B64,
-    SAMPLING,        {"stop", 0, tv_request_read_stop, 0, 0, 0},
+    SAMPLING,        STOP,
     LEASE(0),        {"cache_salt", 0, tv_request_read_salt, 0, 0, 0},
     EXPECTED_DIGEST,
 };
@@ -116,10 +120,7 @@ static const struct tv_request_field oneshot_fields[] = {
 };
 /* Parity has a fixed answer and waits as long as the oracle takes. */
 static const struct tv_request_field parity_fields[] = {
-    TOKENS,
-    TOKENS_B64,
-    TREE(1),
-    SAMPLING,
+    TOKENS, TOKENS_B64, TREE(1), SAMPLING, STOP,
 };
 static const struct tv_request_field parity_session_fields[] = {
     {"session", 1, tv_request_read_session, AT(session), 0, 0},

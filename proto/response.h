@@ -153,6 +153,7 @@ struct tv_parity_violation {
     int32_t n;
     int64_t at_unix_ms;
     const char *kind; /* "kernel" or "path" */
+    int reproducer;   /* it could be kept */
 };
 struct tv_parity_totals {
     const char *mode; /* "off", "sample", "all" */

@@ -209,6 +209,8 @@ void tv_encode_parity_totals(struct tv_buf *buf, const struct tv_parity_totals *
         tv_write_raw(buf, ",\"at\":");
         tv_write_time(buf, violation->at_unix_ms);
         write_string(buf, "kind", violation->kind);
+        tv_write_raw(buf, ",\"reproducer\":");
+        tv_write_flag(buf, violation->reproducer);
         tv_write_raw(buf, "}");
     }
     tv_write_raw(buf, "]}");

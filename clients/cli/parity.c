@@ -62,9 +62,13 @@ static int print_totals(const struct tv_client_answer *answer)
     const struct tv_json_value *item = tv_json_first(tv_json_member(root, "violations"));
     for (; item != NULL; item = tv_json_next(item)) {
         const char *kind = tv_json_string(tv_json_member(item, "kind"), NULL);
-        (void)printf("violation %lld: %s (GET /v1/parity/violations/%lld)\n",
-                     (long long)member_int(doc, item, "n"), kind != NULL ? kind : "unknown",
-                     (long long)member_int(doc, item, "n"));
+        long long n = (long long)member_int(doc, item, "n");
+        (void)printf("violation %lld: %s (", n, kind != NULL ? kind : "unknown");
+        if (strcmp(member_yes(item, "reproducer"), "yes") == 0) {
+            (void)printf("GET /v1/parity/violations/%lld)\n", n);
+        } else {
+            (void)printf("no reproducer was kept: see --state-dir of treeverifyd)\n");
+        }
     }
     return violations == 0 ? TV_CLI_OK : TV_CLI_NO;
 }

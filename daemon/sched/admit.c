@@ -91,7 +91,13 @@ static int rule_of_call(struct tv_sched *sched, struct job *job)
     if (!request->has_sampling || !request->sampling.has_seed) {
         rc = tv_random_bytes(&sampling->seed, sizeof sampling->seed);
     }
-    rule_settle(&job->rule, sampling, sched->engine->max_len);
+    int32_t max_len = sched->engine->max_len;
+    if (request->max_len > 0 && request->max_len < max_len) {
+        max_len = request->max_len;
+    }
+    rule_settle(&job->rule, sampling, max_len);
+    memcpy(job->rule.stop_ids, request->stop_ids, sizeof job->rule.stop_ids);
+    job->rule.stop_count = request->stop_count;
     return rc;
 }
 

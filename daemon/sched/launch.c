@@ -46,7 +46,9 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
         job->step_token = job->staged > 0 ? job->end.token : job->session->pending;
     }
     if (sched->shadow != NULL) {
-        captured = tv_shadow_begin(sched->shadow, want->shadow || is_parity);
+        captured = tv_shadow_begin(sched->shadow, is_parity      ? TV_SHADOW_ON_DEMAND
+                                                  : want->shadow ? TV_SHADOW_WANTED
+                                                                 : TV_SHADOW_SAMPLED);
     }
     sched->batch_shadow[i] = captured;
     sched->batch_in[i] = (struct tv_round_in){

@@ -140,11 +140,22 @@ static int compare(struct tv_shadow *shadow, const struct tv_parity_case *parity
     return rc;
 }
 
+/* A round on demand counts once, when the kernel oracle has spoken too. */
+static void settle(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
+                   enum tv_shadow_verdict verdict)
+{
+    if (parity_case->round != NULL && parity_case->round->on_demand) {
+        parity_case->round->path_verdict = verdict;
+    } else {
+        tv_shadow_count(shadow, verdict);
+    }
+}
+
 int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case *parity_case,
                            struct tv_parity_report *ret_report)
 {
     if (shadow->model == NULL || shadow->cache == NULL) {
-        tv_shadow_count(shadow, TV_SHADOW_SKIPPED);
+        settle(shadow, parity_case, TV_SHADOW_SKIPPED);
         return -ENOTSUP;
     }
     int64_t start_us = tv_clock_us();
@@ -160,7 +171,7 @@ int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case
     if (rc == 0 && verdict == TV_SHADOW_VIOLATION) {
         tv_shadow_reproduce_path(shadow, parity_case);
     }
-    tv_shadow_count(shadow, verdict);
+    settle(shadow, parity_case, verdict);
     if (rc == 0) {
         report.took_ms = (tv_clock_us() - start_us) / 1000;
         *ret_report = report;

@@ -114,7 +114,8 @@ static void array_print(struct tv_buf *buf, const char *name, const int32_t *val
 
 void tv_shadow_reproduce_path(struct tv_shadow *shadow, const struct tv_parity_case *parity_case)
 {
-    const struct tv_sampling *sampling = &parity_case->rule.sampling;
+    const struct tv_round_rule *rule = &parity_case->rule;
+    const struct tv_sampling *sampling = &rule->sampling;
     struct tv_buf buf;
     tv_buf_init(&buf, (size_t)TV_SHADOW_FILES_BYTES_MAX);
     tv_buf_append(&buf, "{", 1);
@@ -125,10 +126,12 @@ void tv_shadow_reproduce_path(struct tv_shadow *shadow, const struct tv_parity_c
     array_print(&buf, "parents", parity_case->tree->parents, parity_case->tree->count);
     tv_buf_printf(&buf,
                   "},\"sampling\":{\"rule\":\"%s\",\"temperature\":%.9g,\"top_k\":%d,"
-                  "\"top_p\":%.9g,\"min_p\":%.9g,\"seed\":\"%llu\"}}\n",
-                  tv_rule_name(parity_case->rule.rule), (double)sampling->temperature,
-                  sampling->top_k, (double)sampling->top_p, (double)sampling->min_p,
+                  "\"top_p\":%.9g,\"min_p\":%.9g,\"seed\":\"%llu\"},\"stop\":{",
+                  tv_rule_name(rule->rule), (double)sampling->temperature, sampling->top_k,
+                  (double)sampling->top_p, (double)sampling->min_p,
                   (unsigned long long)sampling->seed);
+    array_print(&buf, "token_ids", rule->stop_ids, rule->stop_count);
+    tv_buf_printf(&buf, ",\"max_len\":%d}}\n", rule->max_len);
     struct tv_shadow_part part = {.data = buf.data, .bytes = buf.bytes};
     tv_shadow_files_add(shadow, "path", &part, buf.failed == 0 ? 1 : 0);
     tv_buf_finish(&buf);

@@ -46,13 +46,23 @@ struct tv_shadow_attachment {
     double noise;
 };
 
+/* In the order of both() of a round on demand. */
+enum tv_shadow_verdict {
+    TV_SHADOW_EXACT,
+    TV_SHADOW_NEAR_TIE,
+    TV_SHADOW_VIOLATION,
+    TV_SHADOW_SKIPPED
+};
+
 struct tv_shadow_round {
     struct tv_shadow *shadow; /* whose it is */
     const struct tv_model_config *config;
     const struct tv_cache *cache;
     struct tv_cache *cache_pinned; /* NULL until pages are pinned */
     int want_path;
-    int failed; /* 0, or why it cannot be judged */
+    int on_demand;
+    enum tv_shadow_verdict path_verdict; /* of a round on demand: the path oracle's, uncounted */
+    int failed;                          /* 0, or why it cannot be judged */
     int captured;
 
     /* From the first layer; the same for all. */
@@ -107,13 +117,6 @@ struct tv_shadow {
     int64_t exact, near_tie, violation, skipped;
     struct tv_parity_kernel worst;
     struct tv_shadow_files files;
-};
-
-enum tv_shadow_verdict {
-    TV_SHADOW_EXACT,
-    TV_SHADOW_NEAR_TIE,
-    TV_SHADOW_VIOLATION,
-    TV_SHADOW_SKIPPED
 };
 
 /* 1: an oracle gives up at its next step. Any thread. */

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/background.h"
 #include "shadow/round.h"
 
 /* A counter-based choice: round number and purpose to [0, 1), the same in every run. */
@@ -39,11 +40,12 @@ int tv_shadow_stopping(const struct tv_shadow *shadow)
     return atomic_load_explicit(&shadow->stopping, memory_order_relaxed);
 }
 
-struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, int forced)
+struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, enum tv_shadow_why why)
 {
     uint64_t number = shadow->rounds_seen++;
-    int wanted = forced || sample_at(number, 1) < shadow->params.probability;
-    int want_path = sample_at(number, 2) < shadow->params.path_probability;
+    int wanted = why != TV_SHADOW_SAMPLED || sample_at(number, 1) < shadow->params.probability;
+    int want_path =
+        why != TV_SHADOW_ON_DEMAND && sample_at(number, 2) < shadow->params.path_probability;
     if (!wanted && !want_path) {
         return NULL;
     }
@@ -59,6 +61,7 @@ struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, int forced)
     round->cache = shadow->cache;
     round->config = tv_model_config(shadow->model);
     round->want_path = want_path;
+    round->on_demand = why == TV_SHADOW_ON_DEMAND;
     round->layer_count = round->config->layers;
     round->layers =
         tv_shadow_round_take(shadow, round, (size_t)round->layer_count * sizeof *round->layers);
@@ -205,7 +208,7 @@ static const float *attached_row(void *context, int32_t node)
     return NULL;
 }
 
-static struct tv_parity_case case_of(const struct tv_shadow_round *round)
+static struct tv_parity_case case_of(struct tv_shadow_round *round)
 {
     const struct tv_shadow_attachment *attached = &round->attached;
     return (struct tv_parity_case){.prefix = attached->prefix,
@@ -262,10 +265,20 @@ static enum tv_shadow_verdict round_judge(struct tv_shadow *shadow, struct tv_sh
     return verdict;
 }
 
+/* One verdict of two: a violation is one, and what was not judged by both was not judged. */
+static enum tv_shadow_verdict both(enum tv_shadow_verdict a, enum tv_shadow_verdict b)
+{
+    if (a == TV_SHADOW_VIOLATION || b == TV_SHADOW_VIOLATION) {
+        return TV_SHADOW_VIOLATION;
+    }
+    return a > b ? a : b;
+}
+
 static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
 {
     struct tv_shadow_block block = {0};
-    tv_shadow_count(shadow, round_judge(shadow, round, &block));
+    enum tv_shadow_verdict verdict = round_judge(shadow, round, &block);
+    tv_shadow_count(shadow, round->on_demand ? both(verdict, round->path_verdict) : verdict);
     if (!block.ran) {
         block.skipped = tv_shadow_stopping(shadow) ? "draining" : "queue";
     }
@@ -286,6 +299,7 @@ static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
 static void *thread_main(void *context)
 {
     struct tv_shadow *shadow = context;
+    tv_thread_background(); /* live rounds come first; locks are held for a few stores only */
     pthread_mutex_lock(&shadow->lock);
     for (;;) {
         while (shadow->first == NULL && !tv_shadow_stopping(shadow)) {
@@ -413,7 +427,8 @@ void tv_shadow_totals(struct tv_shadow *shadow, struct tv_parity_totals *ret_tot
         violations[totals.violation_count++] =
             (struct tv_parity_violation){.n = files->files[i].n,
                                          .at_unix_ms = files->files[i].at_unix_ms,
-                                         .kind = files->files[i].kind};
+                                         .kind = files->files[i].kind,
+                                         .reproducer = files->files[i].bytes > 0};
     }
     pthread_mutex_unlock(&shadow->lock);
     totals.violations = violations;

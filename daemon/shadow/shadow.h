@@ -35,8 +35,13 @@ int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_mode
 /* Skips what is queued, whoever waits for it, and ends a judgement under way between two layers. */
 void tv_shadow_destroy(struct tv_shadow *shadow);
 
-/* Worker thread. Decide whether this round is judged (always when forced); NULL: it is not. */
-struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, int forced);
+enum tv_shadow_why {
+    TV_SHADOW_SAMPLED,  /* judged when its number says so */
+    TV_SHADOW_WANTED,   /* always, by the kernel oracle */
+    TV_SHADOW_ON_DEMAND /* by both, the path oracle through tv_shadow_path_compare; counts once */
+};
+/* Worker thread. Decide whether this round is judged; NULL: it is not. */
+struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, enum tv_shadow_why why);
 /* A tv_model_layer_hook: copies q, out, lse, tail rows; pins prefix pages. context = the round. */
 void tv_shadow_layer(void *context, int32_t layer, const struct tv_verify_attn *attn);
 /* Hand the finished round over. done (may be NULL) is called on the shadow thread with the block
@@ -63,7 +68,7 @@ struct tv_parity_case {
     double noise; /* of the two paths compared, together: a smaller gap is a near tie */
     /* The same round as captured through tv_shadow_layer, not yet submitted: its KV rows are
      * compared too. NULL: they are not, and kv_equal is 1. */
-    const struct tv_shadow_round *round;
+    struct tv_shadow_round *round;
     /* Any of them not 0: give up with -ECANCELED at the next step. NULL: no such. */
     const atomic_int *cancelled[2];
 };
@@ -88,7 +93,8 @@ struct tv_judge tv_shadow_judge_calls(struct tv_shadow_judge *judge);
 void tv_shadow_judge_destroy(struct tv_shadow_judge *judge);
 
 /* Totals and the newest reproducers; any thread. A round counts once for the kernel oracle and once
- * for the path oracle when that ran; dropped and failed ones are skipped. */
+ * for the path oracle when that ran (on demand: once for both); dropped and failed ones are
+ * skipped. */
 void tv_shadow_totals(struct tv_shadow *shadow, struct tv_parity_totals *ret_totals,
                       struct tv_parity_violation *violations, int32_t violations_max);
 /* Read reproducer n: *ret_data malloc'd, the caller's. -ENOENT. */

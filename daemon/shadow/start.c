@@ -37,7 +37,7 @@ int tv_shadow_judge_create(const struct tv_model *model, struct tv_cache *cache,
     }
     int rc = tv_shadow_create(&params, model, cache, &self->shadow);
     if (rc == 0) {
-        self->round = tv_shadow_begin(self->shadow, 1);
+        self->round = tv_shadow_begin(self->shadow, TV_SHADOW_WANTED);
         rc = self->round == NULL ? -ENOMEM : 0;
     }
     if (rc != 0) {

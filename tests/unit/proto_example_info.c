@@ -48,8 +48,9 @@ static void encode_totals(struct tv_buf *buf, const struct tv_json_value *root)
 
     for (item = tv_json_first(need(root, "violations")); item; item = tv_json_next(item)) {
         assert_true(totals.violation_count < ITEMS_MAX);
-        violations[totals.violation_count++] = (struct tv_parity_violation){
-            (int32_t)number(item, "n"), time_ms(item, "at"), text(item, "kind")};
+        violations[totals.violation_count++] =
+            (struct tv_parity_violation){(int32_t)number(item, "n"), time_ms(item, "at"),
+                                         text(item, "kind"), flag(item, "reproducer")};
     }
     tv_encode_parity_totals(buf, &totals);
 }

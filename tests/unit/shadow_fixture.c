@@ -150,7 +150,7 @@ void bench_close(struct bench *bench)
 }
 
 struct tv_parity_case case_of(const struct bench *bench, const struct tv_round_out *out,
-                              const struct tv_shadow_round *round)
+                              struct tv_shadow_round *round)
 {
     return (struct tv_parity_case){.prefix = bench->prefix,
                                    .prefix_len = PREFIX_LEN,

@@ -57,7 +57,7 @@ void bench_open_kv(struct bench *bench, const char *model, int32_t page_size,
 void bench_close(struct bench *bench);
 
 struct tv_parity_case case_of(const struct bench *bench, const struct tv_round_out *out,
-                              const struct tv_shadow_round *round);
+                              struct tv_shadow_round *round);
 /* One round of the bench, its layers through the plant when that has a round. */
 void round_run(struct bench *bench, struct planted *planted, struct tv_round_out *out);
 /* The mask is captured with the first layer, everything else with its own. */

@@ -1,0 +1,11 @@
+/*
+ * background.h - threads whose work may wait.
+ */
+#ifndef TV_BASE_BACKGROUND_H
+#define TV_BASE_BACKGROUND_H
+
+/* The calling thread from now on runs when no other wants the processor. Quietly nothing where the
+ * system refuses. */
+void tv_thread_background(void);
+
+#endif
