@@ -188,6 +188,8 @@ class StopTest(unittest.TestCase):
         quick, never = daemon.connect(), daemon.connect()
         for sock in (quick, never):
             sock.sendall(data[:-10])
+        behind = Caller(daemon)
+        behind.call("GET", "/healthz")  # its answer comes after the uploads were seen: a stop waits for them
         probe = Caller(daemon, admin=True)
         start = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
@@ -197,7 +199,7 @@ class StopTest(unittest.TestCase):
         self.assertEqual(daemon.stop(), 0)
         self.assertLess(time.monotonic() - start, 8)
         self.assertIsNone(Reader(never).answer("POST"))
-        for sock in (quick, never, probe):
+        for sock in (quick, never, probe, behind):
             sock.close()
         daemon.log.close()
 
