@@ -59,6 +59,8 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
         .want_logits = want->logits,
         .lend_logits = is_parity || captured != NULL,
         .top_k = want->top_k,
+        .logits_rows = &want->logits_rows,
+        .topk_rows = &want->rows,
         .hook = captured != NULL ? tv_shadow_layer : NULL,
         .hook_context = captured,
     };

@@ -103,6 +103,31 @@ static int all_finite(const float *values, int64_t count)
     return 1;
 }
 
+/* Are the rows that a client gets (NULL: all `count`) of these values finite? `path` is the
+ * accepted one. */
+static int rows_finite(const struct tv_rows *rows, const int32_t *path, int32_t path_count,
+                       const float *values, int32_t count, int64_t width)
+{
+    if (rows == NULL || rows->kind == TV_ROWS_ALL) {
+        return all_finite(values, count * width);
+    }
+    const int32_t *nodes = path;
+    int32_t node_count = path_count;
+    if (rows->kind == TV_ROWS_STOP) {
+        nodes = path + path_count - 1;
+        node_count = 1;
+    } else if (rows->kind == TV_ROWS_LIST) {
+        nodes = rows->nodes;
+        node_count = rows->count;
+    }
+    for (int32_t i = 0; i < node_count; i++) {
+        if (!all_finite(values + nodes[i] * width, width)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 static int topk_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
                        int32_t top_k, const float *logits, struct tv_round_out *out)
 {
@@ -138,13 +163,11 @@ static int topk_answer(struct tv_verify_engine *self, const struct tv_engine_slo
     out->topk_ids = self->host_topk_ids + start;
     out->topk_logits = self->host_topk_values + start;
     out->topk_lse = self->host_topk_lse + slot->row_start;
-    int finite = all_finite(out->topk_lse, slot->rows) &&
-                 all_finite(out->topk_logits, (int64_t)slot->rows * top_k);
-    return finite ? 0 : -EDOM;
+    return 0;
 }
 
 static int logits_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
-                         const float *logits, int check, struct tv_round_out *out)
+                         const float *logits, struct tv_round_out *out)
 {
     struct tv_kernels *kernels = self->engine.kernels;
     int64_t start = (int64_t)slot->row_start * self->engine.vocab;
@@ -161,7 +184,24 @@ static int logits_answer(struct tv_verify_engine *self, const struct tv_engine_s
         }
         out->logits = self->host_logits + start;
     }
-    return !check || all_finite(out->logits, count) ? 0 : -EDOM;
+    return 0;
+}
+
+/* -EDOM: a row that the client gets is not finite. */
+static int check_given(const struct tv_round_in *in, const struct tv_engine_slot *slot,
+                       int64_t vocab, const int32_t *path, int32_t path_count,
+                       const struct tv_round_out *out)
+{
+    int finite = 1;
+    if (in->top_k > 0) {
+        finite =
+            rows_finite(in->topk_rows, path, path_count, out->topk_lse, slot->rows, 1) &&
+            rows_finite(in->topk_rows, path, path_count, out->topk_logits, slot->rows, in->top_k);
+    }
+    if (finite && in->want_logits) {
+        finite = rows_finite(in->logits_rows, path, path_count, out->logits, slot->rows, vocab);
+    }
+    return finite ? 0 : -EDOM;
 }
 
 int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
@@ -180,7 +220,10 @@ int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot 
         rc = topk_answer(self, slot, in->top_k, logits, out);
     }
     if (rc == 0 && (in->want_logits || in->lend_logits)) {
-        rc = logits_answer(self, slot, logits, in->want_logits, out);
+        rc = logits_answer(self, slot, logits, out);
+    }
+    if (rc == 0) {
+        rc = check_given(in, slot, self->engine.vocab, nodes, result.accepted_count, out);
     }
     if (rc != 0) {
         return rc;

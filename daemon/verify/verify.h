@@ -38,9 +38,11 @@ struct tv_round_in {
     const struct tv_tree *tree; /* checked; node 0 = pending */
     struct tv_round_rule rule;
     int commit;      /* 0: KV and length stay as they were (one-shot, parity) */
-    int want_logits; /* all rows' logits on the host; the client gets some: they must be finite */
+    int want_logits; /* all rows' logits on the host, for the client */
     int lend_logits; /* the same for an oracle, which must not change the answer: unchecked */
     int32_t top_k;   /* > 0: top-k and lse of all rows */
+    /* The rows that the client gets, which must be finite; NULL: all of them. */
+    const struct tv_rows *logits_rows, *topk_rows;
     tv_model_layer_hook *hook;
     void *hook_context;
 };

@@ -227,10 +227,17 @@ class NumericFaultTest(unittest.TestCase):
         for moving in (before, after):
             moving.pop("lease_expires_at")
         self.assertEqual(before, after)
-        # a draft that is never on the path decides nothing, so the round is good
-        answer = caller.call("POST", verify_path(state), round_body(state, [token], [0]))
-        self.assertEqual(answer.status, 200, answer.body)
-        self.assertEqual(answer.json["accepted"]["nodes"], [0])
+        # a draft that is never on the path decides nothing: the round is good unless its row is asked for
+        used = {"logits": {"rows": "all"}}, {"logits": {"rows": [1]}}, {"top_k": 5, "rows": "all"}
+        unused = {}, {"logits": {"rows": "path"}}, {"logits": {"rows": [0]}}, {"top_k": 5, "rows": "stop"}
+        for want in (*used, *unused):
+            answer = caller.call("POST", verify_path(state), round_body(state, [token], [0], want=want))
+            if want in used:
+                self.assertEqual((answer.status, answer.code), (500, "numeric-fault"), (token, want))
+                continue
+            self.assertEqual(answer.status, 200, (token, want, answer.body))
+            self.assertEqual(answer.json["accepted"]["nodes"], [0])
+            state.update(answer.json)
         caller.call("DELETE", path)
 
 
