@@ -374,7 +374,7 @@ static void test_parity(void **state)
                                             .bound_logit_abs = 0.001,
                                             .oracle = "cpu-f32",
                                             .took_ms = 12};
-    const struct tv_parity_violation violations[] = {{1, 1000, "kernel"}, {2, 2000, "path"}};
+    const struct tv_parity_violation violations[] = {{1, 1000, "kernel", 1}, {2, 2000, "path", 0}};
     const struct tv_parity_totals totals = {.mode = "sample",
                                             .p = 0.01,
                                             .exact = 10,
@@ -395,11 +395,12 @@ static void test_parity(void **state)
     buf = start();
     tv_encode_parity_totals(&buf, &totals);
     expect_json(&buf);
-    expect_text(&buf, "{\"mode\":\"sample\",\"p\":0.01,\"rounds\":{\"exact\":10,\"near_tie\":0,"
-                      "\"violation\":2,\"skipped\":0},\"kernel\":{\"layers\":0,\"max_abs\":0,"
-                      "\"max_rel\":0,\"rel_l2\":0},\"violations\":[{\"n\":1,\"at\":"
-                      "\"1970-01-01T00:00:01Z\",\"kind\":\"kernel\"},{\"n\":2,\"at\":"
-                      "\"1970-01-01T00:00:02Z\",\"kind\":\"path\"}]}");
+    expect_text(&buf,
+                "{\"mode\":\"sample\",\"p\":0.01,\"rounds\":{\"exact\":10,\"near_tie\":0,"
+                "\"violation\":2,\"skipped\":0},\"kernel\":{\"layers\":0,\"max_abs\":0,"
+                "\"max_rel\":0,\"rel_l2\":0},\"violations\":[{\"n\":1,\"at\":"
+                "\"1970-01-01T00:00:01Z\",\"kind\":\"kernel\",\"reproducer\":true},{\"n\":2,\"at\":"
+                "\"1970-01-01T00:00:02Z\",\"kind\":\"path\",\"reproducer\":false}]}");
     buf = start();
     tv_problem_set(&problem, TV_PARITY_MISMATCH, NULL, "1 of 4 rows differ");
     tv_encode_problem(&buf, &problem, "req-3", &report);
