@@ -12,6 +12,7 @@
 #ifndef TV_KERNELS_CUDA_PLAN_H
 #define TV_KERNELS_CUDA_PLAN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__
@@ -24,6 +25,12 @@
 #define TV_PLAN_TOKENS     16 /* tokens of a KV tile */
 #define TV_PLAN_SPLITS_MAX 132
 #define TV_PLAN_WIDE       12 /* row tiles from which a request is split sparingly */
+#define TV_PLAN_WAVES_MAX  2  /* times that the blocks of one request may fill the device */
+
+/* What a block costs: time of a pair of KV tiles for a full row tile, in units that make these
+ * small numbers. Measured on the bf16 kernel; anything goes for correctness. */
+#define TV_PLAN_COST       8  /* a pair, full row tile */
+#define TV_PLAN_COST_START 20 /* a block's start and end */
 
 /* Shape of the kernel and of the device that a plan is made for. */
 struct tv_plan_device {
@@ -32,13 +39,19 @@ struct tv_plan_device {
     int32_t splits;      /* forced number of splits, or 0 */
 };
 
-struct tv_plan {
-    int32_t rows;      /* nodes * heads */
-    int32_t m_tiles;   /* ceil(rows / 16) */
+/* Row tiles of one size, and how each is cut over the KV tiles. */
+struct tv_plan_part {
     int32_t row_tiles; /* blocks side by side over the rows */
+    int32_t m_tiles;   /* of each */
     int32_t splits;    /* blocks behind each other over the KV tiles, none of them empty */
     int32_t chunk;     /* KV tiles of a split; the last may have fewer */
-    int32_t kv_tiles;  /* ceil((prefix + nodes) / 16) */
+};
+
+struct tv_plan {
+    int32_t rows;             /* nodes * heads */
+    int32_t kv_tiles;         /* ceil((prefix + nodes) / 16) */
+    struct tv_plan_part full; /* the first row tiles, as large as a block can hold */
+    struct tv_plan_part rest; /* the last one, or none */
 };
 
 TV_PLAN_FN int32_t tv_plan_ceil(int32_t a, int32_t b)
@@ -48,48 +61,131 @@ TV_PLAN_FN int32_t tv_plan_ceil(int32_t a, int32_t b)
 
 /*
  * Splits that a request of `length` tokens asks for when blocks are free: short ones as many as
- * keep a block busy for longer than its start and end take (192 tokens), up to 9; from there on
- * one per 457 tokens, since each split writes and reads its partial sums once more. Requests with
- * many row tiles keep a good part of the device busy unsplit and write as many partial sums more:
- * one per 2,048 tokens.
+ * keep a block busy for longer than its start and end take (128 tokens), up to 12, from 3,072
+ * tokens on 9, and from there on one per 850 tokens, since each split writes and reads its partial
+ * sums once more. One row tile: 6 and one per 1,300 tokens, since the device is then filled by many
+ * requests or by a long one. Many row tiles keep a good part of the device busy unsplit and write
+ * as many partial sums more: one per 2,048 tokens.
  */
 TV_PLAN_FN int32_t tv_plan_splits_wanted(int32_t length, int32_t row_tiles)
 {
-    int32_t fine = length / 192, wanted = fine < 9 ? fine : 9, coarse = length / 457;
+    int32_t fine = length / 128, most = length < 3072 ? 12 : 9, wanted = length / 850;
+    if (row_tiles == 1) {
+        most = 6;
+        wanted = length / 1300;
+    }
+    fine = fine < most ? fine : most;
+    wanted = wanted > fine ? wanted : fine;
     if (row_tiles >= TV_PLAN_WIDE) {
         wanted = length / 2048;
-    } else if (wanted < coarse) {
-        wanted = coarse;
     }
     wanted = wanted > 1 ? wanted : 1;
     return wanted < TV_PLAN_SPLITS_MAX ? wanted : TV_PLAN_SPLITS_MAX;
+}
+
+/* Cost of a pair of KV tiles for a row tile of this many m-tiles of `most`. A small one costs more
+ * than its part, since half of its time is the same for all. */
+TV_PLAN_FN int32_t tv_plan_cost(int32_t m_tiles, int32_t most)
+{
+    return m_tiles == 0 ? 0 : TV_PLAN_COST / 2 + TV_PLAN_COST / 2 * m_tiles / most;
+}
+
+/*
+ * Splits of a request's full row tiles, of which `weight` is the cost of all its row tiles for one
+ * pair: what is wanted, when the device runs them all at a time; else as many as fill the device
+ * once, or some number of times when that leaves fewer blocks without work at the end.
+ */
+TV_PLAN_FN int32_t tv_plan_splits(struct tv_plan_device device, int32_t wanted, int32_t weight,
+                                  int32_t kv_tiles)
+{
+    int32_t room = device.blocks * TV_PLAN_COST, best = 1, best_cost = INT32_MAX;
+    if (wanted * weight <= room) {
+        return wanted;
+    }
+    for (int32_t waves = 1; waves <= TV_PLAN_WAVES_MAX; waves++) {
+        int32_t splits = waves * room / weight;
+        splits = splits > 1 ? splits : 1;
+        splits = splits < wanted ? splits : wanted;
+        /* Partial sums of a split take about as long as 1/40 of a pair of each row tile. */
+        int32_t pairs = tv_plan_ceil(kv_tiles, 2 * splits);
+        int32_t passes = tv_plan_ceil(splits * weight, room);
+        int32_t cost = passes * (pairs * TV_PLAN_COST + TV_PLAN_COST_START) + splits * weight / 40;
+        if (cost < best_cost) {
+            best = splits;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+TV_PLAN_FN struct tv_plan_part tv_plan_part(int32_t row_tiles, int32_t m_tiles, int32_t splits,
+                                            int32_t kv_tiles)
+{
+    struct tv_plan_part part;
+    part.row_tiles = row_tiles;
+    part.m_tiles = m_tiles;
+    /* Tiles are taken in pairs. */
+    part.chunk = 2 * tv_plan_ceil(kv_tiles, 2 * (splits > 1 ? splits : 1));
+    part.splits = tv_plan_ceil(kv_tiles, part.chunk);
+    return part;
 }
 
 TV_PLAN_FN struct tv_plan tv_plan_request(struct tv_plan_device device, int32_t nodes,
                                           int32_t heads, int32_t prefix)
 {
     struct tv_plan plan;
-    int32_t splits = device.splits;
+    int32_t most = device.m_tiles_max, splits = device.splits, splits_rest = device.splits;
+    int32_t m_tiles = tv_plan_ceil(nodes * heads, TV_PLAN_M);
+    int32_t full = m_tiles / most, rest = m_tiles % most;
     plan.rows = nodes * heads;
-    plan.m_tiles = tv_plan_ceil(plan.rows, TV_PLAN_M);
-    plan.row_tiles = tv_plan_ceil(plan.m_tiles, device.m_tiles_max);
     plan.kv_tiles = tv_plan_ceil(prefix + nodes, TV_PLAN_TOKENS);
     if (splits == 0) {
-        int32_t free_blocks = device.blocks / plan.row_tiles;
-        splits = tv_plan_splits_wanted(prefix + nodes, plan.row_tiles);
-        splits = splits < free_blocks ? splits : free_blocks;
-        splits = splits > 1 ? splits : 1;
+        int32_t cost_rest = tv_plan_cost(rest, most), weight = full * TV_PLAN_COST + cost_rest;
+        int32_t wanted = tv_plan_splits_wanted(prefix + nodes, full + (rest > 0));
+        splits = tv_plan_splits(device, wanted, weight, plan.kv_tiles);
+        /* Alone, the last row tile is split like a full one; else so that it takes as long. */
+        splits_rest = full == 0 ? splits : (splits * cost_rest + TV_PLAN_COST / 2) / TV_PLAN_COST;
     }
-    plan.chunk = tv_plan_ceil(plan.kv_tiles, splits);
-    plan.splits = tv_plan_ceil(plan.kv_tiles, plan.chunk);
+    plan.full = tv_plan_part(full, most, splits, plan.kv_tiles);
+    plan.rest = tv_plan_part(rest > 0, rest, splits_rest, plan.kv_tiles);
     return plan;
 }
 
-/* First m-tile of row tile i; row tile i ends where i + 1 starts. Sizes differ by one at most. */
-TV_PLAN_FN int32_t tv_plan_first_m_tile(const struct tv_plan *plan, int32_t i)
+/* Blocks of a request. */
+TV_PLAN_FN int32_t tv_plan_blocks(const struct tv_plan *plan)
 {
-    /* At most 8,192 times 8,192. */
-    return plan->m_tiles * i / plan->row_tiles;
+    return plan->full.row_tiles * plan->full.splits + plan->rest.row_tiles * plan->rest.splits;
+}
+
+/* One of them. */
+struct tv_plan_block {
+    int32_t m_first; /* first m-tile of its row tile */
+    int32_t m_tiles;
+    int32_t tile_first; /* KV tiles [tile_first, tile_end) */
+    int32_t tile_end;
+    int32_t splits; /* of its row tile */
+    int64_t slot;   /* m-tiles of partial sums that precede this block's, in the request */
+};
+
+/* Block `index`, row tile fastest: all row tiles of one KV range run at the same time. */
+TV_PLAN_FN struct tv_plan_block tv_plan_block(const struct tv_plan *plan, int32_t index)
+{
+    int32_t full_blocks = plan->full.row_tiles * plan->full.splits;
+    bool in_full = index < full_blocks;
+    struct tv_plan_part part = in_full ? plan->full : plan->rest; /* in registers */
+    int32_t local = in_full ? index : index - full_blocks;
+    int32_t row_tile = in_full ? local % part.row_tiles : plan->full.row_tiles;
+    int32_t split = in_full ? local / part.row_tiles : local;
+    struct tv_plan_block block;
+    block.m_first = row_tile * plan->full.m_tiles;
+    block.m_tiles = part.m_tiles;
+    block.tile_first = split * part.chunk;
+    block.tile_end = block.tile_first + part.chunk;
+    block.tile_end = block.tile_end < plan->kv_tiles ? block.tile_end : plan->kv_tiles;
+    block.splits = part.splits;
+    block.slot =
+        (int64_t)row_tile * plan->full.splits * plan->full.m_tiles + (int64_t)split * part.m_tiles;
+    return block;
 }
 
 /* What the host knows of a launch: bounds over all its requests. */
@@ -106,26 +202,26 @@ TV_PLAN_FN struct tv_plan_bound tv_plan_bound(struct tv_plan_device device, int3
     int32_t m_tiles = tv_plan_ceil(nodes_max * heads, TV_PLAN_M);
     int32_t row_tiles = tv_plan_ceil(m_tiles, device.m_tiles_max);
     int32_t kv_tiles = tv_plan_ceil(length_max, TV_PLAN_TOKENS);
-    int64_t rows;
+    int64_t blocks, most = row_tiles;
     bound.splits = device.splits;
     if (bound.splits == 0) {
-        /* Fewer nodes may mean more splits. */
-        bound.splits = tv_plan_splits_wanted(length_max, 1);
-        bound.splits = bound.splits < device.blocks ? bound.splits : device.blocks;
+        /* Fewer nodes, or fewer tokens, may mean more splits. */
+        bound.splits = tv_plan_splits_wanted(length_max, 2);
+        if (length_max >= 3072 && bound.splits < 12) {
+            bound.splits = 12;
+        }
+        /* Split requests fill the device TV_PLAN_WAVES_MAX times at most by weight, in which the
+         * splits of a smaller row tile count as much as they are; rounding adds one of them. */
+        int64_t filled = (int64_t)device.blocks * TV_PLAN_WAVES_MAX + 1;
+        most = most > filled ? most : filled;
+    } else {
+        most = (int64_t)row_tiles * bound.splits;
     }
     bound.splits = bound.splits < kv_tiles ? bound.splits : kv_tiles;
-    bound.blocks = row_tiles * bound.splits;
-    if (device.splits == 0) {
-        /* splits > 1 means row_tiles * splits <= device.blocks, for whatever number of nodes. */
-        int32_t most = row_tiles > device.blocks ? row_tiles : device.blocks;
-        bound.blocks = bound.blocks < most ? bound.blocks : most;
-    }
-    rows = (int64_t)m_tiles * TV_PLAN_M * bound.splits;
-    if (device.splits == 0) {
-        int64_t most = (int64_t)device.blocks * device.m_tiles_max * TV_PLAN_M;
-        rows = rows < most ? rows : most;
-    }
-    bound.partial_rows = bound.splits > 1 ? rows : 0;
+    blocks = (int64_t)row_tiles * bound.splits;
+    blocks = blocks < most ? blocks : most;
+    bound.blocks = (int32_t)blocks;
+    bound.partial_rows = bound.splits > 1 ? blocks * device.m_tiles_max * TV_PLAN_M : 0;
     return bound;
 }
 

@@ -133,6 +133,33 @@ TV_DEVICE void ptx_tensor_copy(uint32_t shared, const void *map, int32_t row, ui
                  : "memory");
 }
 
+/* A value that is the same in all lanes, known to the compiler to be so: it then takes a register
+ * of the warp instead of one of every lane. */
+TV_DEVICE uint32_t ptx_uniform(uint32_t x)
+{
+    return __reduce_max_sync(0xffffffffu, x);
+}
+
+TV_DEVICE uint32_t ptx_load1(uint32_t address)
+{
+    uint32_t x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address));
+    return x;
+}
+
+TV_DEVICE void ptx_store1(uint32_t address, uint32_t x)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
+/* threadIdx.x, read again wherever it is asked for: a register that nothing needs to hold. */
+TV_DEVICE int32_t ptx_thread(void)
+{
+    int32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 /* True in one lane of a converged warp, which the compiler then knows to be one. */
 TV_DEVICE bool ptx_elect(void)
 {

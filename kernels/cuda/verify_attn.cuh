@@ -74,7 +74,7 @@ struct flash_block {
     int32_t m_tiles;    /* of this block */
     int32_t tile_first; /* KV tiles [tile_first, tile_end) */
     int32_t tile_end;
-    int32_t splits;       /* of the request; 1: write results, else partial sums */
+    int32_t splits;       /* of its row tile; 1: write results, else partial sums */
     bool tree;            /* some of this block's tiles hold tree nodes */
     int64_t base;         /* folded row 0 of the request in q, out and lse */
     int64_t partial_base; /* row `row_first` of this split in the partial sums */
@@ -91,28 +91,25 @@ TV_DEVICE void flash_block_init(struct flash_block *b, const struct tv_flash_par
         p.row_start != NULL ? (int64_t)p.row_start[b->request] : (int64_t)b->request * p.q_len;
     b->base = row * p.heads;
     struct tv_plan plan = tv_plan_request(p.device, b->nodes, p.heads, b->prefix);
-    if (index >= plan.row_tiles * plan.splits) {
+    if (index >= tv_plan_blocks(&plan)) {
         b->m_tiles = 0;
         return;
     }
-    int32_t row_tile = index % plan.row_tiles, split = index / plan.row_tiles;
-    int32_t m_first = tv_plan_first_m_tile(&plan, row_tile);
-    b->m_tiles = tv_plan_first_m_tile(&plan, row_tile + 1) - m_first;
-    b->row_first = m_first * TV_PLAN_M;
+    struct tv_plan_block block = tv_plan_block(&plan, index);
+    b->m_tiles = block.m_tiles;
+    b->row_first = block.m_first * TV_PLAN_M;
     b->rows = plan.rows;
-    b->tile_first = split * plan.chunk;
-    b->tile_end = min(b->tile_first + plan.chunk, plan.kv_tiles);
-    b->splits = plan.splits;
+    b->tile_first = block.tile_first;
+    b->tile_end = block.tile_end;
+    b->splits = block.splits;
     b->tree = b->tile_end * TV_PLAN_TOKENS > b->prefix;
     b->last = b->prefix + b->nodes - 1;
-    b->partial_base =
-        (int64_t)b->request * p.partial_rows +
-        (int64_t)TV_PLAN_M * ((int64_t)m_first * plan.splits + (int64_t)split * b->m_tiles);
+    b->partial_base = (int64_t)b->request * p.partial_rows + block.slot * TV_PLAN_M;
 }
 
 /* The padded layout's rows past node_count: out = 0, lse = -inf. Shared out over the launch's
- * blocks of the request, by all threads of a block. */
-TV_DEVICE void flash_fill_padding(const struct tv_flash_params &p)
+ * blocks of the request, by `threads` threads of a block. */
+TV_DEVICE void flash_fill_padding(const struct tv_flash_params &p, int32_t thread, int32_t threads)
 {
     int32_t request = (int32_t)blockIdx.y;
     if (p.row_start != NULL) {
@@ -123,10 +120,10 @@ TV_DEVICE void flash_fill_padding(const struct tv_flash_params &p)
     int32_t words = p.out_bf16 ? TV_MLA_LATENT / 2 : TV_MLA_LATENT;
     for (; i < end; i += (int32_t)gridDim.x) {
         uint32_t *out = (uint32_t *)p.out + (row + i) * words;
-        for (int32_t c = (int32_t)threadIdx.x; c < words; c += (int32_t)blockDim.x) {
+        for (int32_t c = thread; c < words; c += threads) {
             out[c] = 0;
         }
-        if (threadIdx.x == 0) {
+        if (thread == 0) {
             p.lse[row + i] = -CUDART_INF_F;
         }
     }
@@ -138,10 +135,30 @@ TV_DEVICE int32_t flash_node(const struct flash_block &b, int32_t row, int32_t h
     return min(row, b.rows - 1) / heads;
 }
 
+/* Ancestor sets of up to 32 nodes, one a lane, by doubling: after n rounds a lane has the nodes
+ * less than 2^n steps above it, and the one 2^n above it (or -1). */
+TV_DEVICE uint32_t flash_ancestors(const int32_t *parents, int32_t nodes, int32_t lane)
+{
+    int32_t above = lane < nodes ? parents[lane] : -1;
+    uint32_t set = 1u << lane;
+    /* A parent that is not below its node is refused by callers; it must not lead outside. */
+    above = above < lane ? above : -1;
+#pragma unroll
+    for (int n = 0; n < 5; n++) {
+        uint32_t more = __shfl_sync(0xffffffffu, set, above);
+        int32_t next = __shfl_sync(0xffffffffu, above, above);
+        if (above >= 0) {
+            set |= more;
+            above = next;
+        }
+    }
+    return set;
+}
+
 /*
- * Ancestor sets (self included) of the nodes in this block's rows, from the parents: one thread a
- * node, `threads` threads from `thread` on. mask [nodes of the block, mask_words] in shared
- * memory; the caller's barrier comes after.
+ * Ancestor sets (self included) of the nodes in this block's rows, from the parents, by `threads`
+ * threads from `thread` on, whole warps: for small trees the last of them, else one thread a node.
+ * mask [nodes of the block, mask_words] in shared memory; the caller's barrier comes after.
  */
 TV_DEVICE void flash_build_mask(const struct tv_flash_params &p, const struct flash_block &b,
                                 uint32_t *mask, int32_t thread, int32_t threads)
@@ -149,6 +166,16 @@ TV_DEVICE void flash_build_mask(const struct tv_flash_params &p, const struct fl
     const int32_t *parents = p.parents + b.base / p.heads;
     int32_t first = flash_node(b, b.row_first, p.heads);
     int32_t last = flash_node(b, b.row_first + b.m_tiles * TV_PLAN_M - 1, p.heads);
+    if (p.mask_words == 1) {
+        int32_t lane = thread & 31;
+        if (thread >= threads - 32) {
+            uint32_t set = flash_ancestors(parents, b.nodes, lane);
+            if (lane >= first && lane <= last) {
+                mask[lane - first] = set;
+            }
+        }
+        return;
+    }
     for (int32_t i = thread; i <= last - first; i += threads) {
         uint32_t *set = mask + i * p.mask_words;
         for (int32_t w = 0; w < p.mask_words; w++) {

@@ -1,11 +1,13 @@
 /*
  * verify_attn_bf16.cu - the portable flash kernel: bf16 inputs, mma.sync, f32 sums.
  *
- * A block holds up to 64 folded rows (4 m-tiles) and walks its share of the KV tiles once. Its
- * twelve warps do two jobs, which meet in shared memory and nowhere else:
- *   - 4 score warps, one m-tile each: S = Q K^T over all 576 dims, mask, online softmax. Q stays in
- *     registers (the last steps in shared memory); a warp owns its rows, so no score is ever
- *     exchanged. It writes P as the matrix fragments that the next product reads.
+ * A block holds up to 64 folded rows (4 m-tiles) and walks its share of the KV tiles once, two at a
+ * time. Its twelve warps do two jobs, which meet in shared memory and nowhere else:
+ *   - 4 score warps: S = Q K^T, mask, online softmax. Two of them share two m-tiles, each with half
+ *     of the 576 dims, so that K is read from shared memory twice and not four times; they exchange
+ *     partial sums, and each then owns the rows of one m-tile. A block of one m-tile has all four
+ *     share it, and one of them compute softmax. Q stays in registers (eleven fragments a warp in
+ *     shared memory). P is written as the matrix fragments that the next product reads.
  *   - 8 value warps, 64 of the 512 latent columns each, for all rows: O += P V, with V the same
  *     tile read transposed. The first of them also starts the copies of the tiles to come.
  * The score warp of a scheduler and its two value warps wait at different times, which is what
@@ -24,15 +26,15 @@ typedef CUresult (*tv_cuda_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint
                                       const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-template <int PAIRS>
+template <int PLACES>
 __global__ void __launch_bounds__(THREADS, 1)
     verify_attn_flash_bf16(const __grid_constant__ struct tv_flash_params p,
                            const __grid_constant__ CUtensorMap map)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
-    struct layout l = layout_of<PAIRS>(memory);
+    struct layout l = layout_of<PLACES>(memory);
     const struct flash_block &b = l.fixed->block;
-    int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
+    int32_t warp = (int32_t)threadIdx.x >> 5;
     ptx_launch_dependents();
     if (threadIdx.x == VALUE_WARPS * 32) {
         ptx_prefetch_map(&map);
@@ -40,34 +42,39 @@ __global__ void __launch_bounds__(THREADS, 1)
     ptx_wait_dependence();
     if (threadIdx.x == 0) {
         flash_block_init(&l.fixed->block, p);
-        for (int i = 0; i < PAIRS; i++) {
+        l.fixed->count = b.tile_end - b.tile_first;
+        int32_t first = max(b.prefix / TV_PLAN_TOKENS - b.tile_first, 0) & ~1;
+        l.fixed->tree_first = first;
+        l.fixed->masked = l.fixed->count % 2 == 0 ? first : min(first, l.fixed->count - 1);
+        for (int i = 0; i < PLACES; i++) {
             ptx_mbarrier_init(ptx_shared(&l.fixed->kv_full[i]), 1);
-            ptx_mbarrier_init(ptx_shared(&l.fixed->kv_empty[i]), VALUE_WARPS * 32);
         }
-        ptx_mbarrier_init(ptx_shared(&l.fixed->p_full), (uint32_t)max(b.m_tiles, 1) * 32);
-        ptx_mbarrier_init(ptx_shared(&l.fixed->sum_full), (uint32_t)max(b.m_tiles, 1) * 32);
         for (int m = b.m_tiles; m < M_TILES_MAX; m++) {
-            l.fixed->moved[m] = 0;
+            l.fixed->warp[m].moved = 0;
         }
         ptx_fence_async();
     }
     __syncthreads();
-    flash_fill_padding(p);
     if (b.m_tiles == 0) {
+        flash_fill_padding(p, (int32_t)threadIdx.x, THREADS);
         return;
     }
     if (warp < SCORE_WARPS) {
-        if (warp < b.m_tiles) {
-            score_warp<PAIRS>(p, b, l, warp, lane);
+        if (b.m_tiles == 1) {
+            score_warp<PLACES, 4>(p, b, l);
+        } else {
+            score_warp<PLACES, 2>(p, b, l);
         }
+        /* They are through well before the value warps. */
+        flash_fill_padding(p, (int32_t)threadIdx.x, SCORE_LANES);
     } else if (b.m_tiles == 4) {
-        value_warp<4, PAIRS>(p, &map, b, l, warp - SCORE_WARPS, lane);
+        value_warp<4, PLACES>(p, &map, b, l);
     } else if (b.m_tiles == 3) {
-        value_warp<3, PAIRS>(p, &map, b, l, warp - SCORE_WARPS, lane);
+        value_warp<3, PLACES>(p, &map, b, l);
     } else if (b.m_tiles == 2) {
-        value_warp<2, PAIRS>(p, &map, b, l, warp - SCORE_WARPS, lane);
+        value_warp<2, PLACES>(p, &map, b, l);
     } else {
-        value_warp<1, PAIRS>(p, &map, b, l, warp - SCORE_WARPS, lane);
+        value_warp<1, PLACES>(p, &map, b, l);
     }
 }
 
@@ -81,10 +88,10 @@ static int32_t mask_bytes(const struct tv_flash_params *p)
 
 int tv_flash_bf16_prepare(void)
 {
-    int result =
-        tv_flash_prepare_kernel((const void *)verify_attn_flash_bf16<1>, TV_CUDA_SHARED_MAX);
+    int result = tv_flash_prepare_kernel((const void *)verify_attn_flash_bf16<PLACES_MAX / 2>,
+                                         TV_CUDA_SHARED_MAX);
     return result < 0 ? result
-                      : tv_flash_prepare_kernel((const void *)verify_attn_flash_bf16<2>,
+                      : tv_flash_prepare_kernel((const void *)verify_attn_flash_bf16<PLACES_MAX>,
                                                 TV_CUDA_SHARED_MAX);
 }
 
@@ -115,10 +122,10 @@ int tv_flash_bf16_launch(const struct tv_cuda *cuda, const struct tv_flash_param
         return result;
     }
     /* Very wide trees of few heads take the place of a pair of tiles. */
-    bool wide = mask > MASK_BYTES(2);
-    int32_t room = wide ? MASK_BYTES(1) : MASK_BYTES(2);
+    bool wide = mask > MASK_BYTES(PLACES_MAX);
+    int32_t room = wide ? MASK_BYTES(PLACES_MAX / 2) : MASK_BYTES(PLACES_MAX);
     void *args[2] = {(void *)p, &map};
-    return tv_flash_launch(wide ? (const void *)verify_attn_flash_bf16<1>
-                                : (const void *)verify_attn_flash_bf16<2>,
+    return tv_flash_launch(wide ? (const void *)verify_attn_flash_bf16<PLACES_MAX / 2>
+                                : (const void *)verify_attn_flash_bf16<PLACES_MAX>,
                            grid, THREADS, TV_CUDA_SHARED_MAX - room + mask, stream, args);
 }

@@ -5,10 +5,14 @@
 #ifndef TV_KERNELS_CUDA_VERIFY_ATTN_BF16_CUH
 #define TV_KERNELS_CUDA_VERIFY_ATTN_BF16_CUH
 
+#include <cstddef>
+
 #include "verify_attn.cuh"
 
 #define SCORE_WARPS  4
 #define VALUE_WARPS  8
+#define SCORE_LANES  (SCORE_WARPS * 32)
+#define VALUE_LANES  (VALUE_WARPS * 32)
 #define THREADS      ((SCORE_WARPS + VALUE_WARPS) * 32)
 #define M_TILES_MAX  TV_FLASH_BF16_M_TILES
 #define ROW_BYTES    (TV_MLA_ROW * 2)
@@ -16,41 +20,62 @@
 #define BLOCKS       (ROW_BYTES / BLOCK_BYTES)
 #define BLOCK_STRIDE (TV_PLAN_TOKENS * BLOCK_BYTES)
 #define TILE_BYTES   (TV_PLAN_TOKENS * ROW_BYTES)
-#define PAIR_BYTES   (2 * TILE_BYTES)
-#define PAIRS_MAX    2   /* pairs of tiles in shared memory */
-#define FRAGMENT     512 /* bytes of a 16 x 16 bf16 operand, 16 a lane */
-#define Q_STEPS      (TV_MLA_ROW / 16)
-#define Q_SHARED     11 /* of the steps, kept in shared memory */
-#define Q_REGISTERS  (Q_STEPS - Q_SHARED)
+#define PLACES_MAX   4            /* KV tiles in shared memory; 2 when the mask is very wide */
+#define FRAGMENT     512          /* bytes of a 16 x 16 bf16 operand, 16 a lane */
+#define Q_SHARED     11           /* of a score warp's 36 fragments of Q, kept in shared memory */
+#define ROPE_BLOCK   (BLOCKS - 1) /* of a tile; value warps do not read it */
 #define COLUMNS      (TV_MLA_LATENT / VALUE_WARPS)
 #define RESCALE_LOG2 8.0f
-#define BARRIER_MASK 1
+
+/* Named barriers: who arrives, then who waits. */
+enum {
+    BARRIER_MASK = 1, /* value warps; softmax warps: the ancestor sets are built */
+    BARRIER_QUERY,    /* score warps; value warp 0: the last two places are free of Q */
+    BARRIER_FREE,     /* value warps; value warp 0: a place may be filled again. Taken in turn with
+                         the next number, since who arrives may be one tile ahead of who waits */
+    BARRIER_FREE_ODD,
+    BARRIER_SUM,     /* softmax warps; value warps: the rows' sums are written */
+    BARRIER_P_FULL,  /* softmax warps; value warps: a pair's probabilities are written */
+    BARRIER_P_EMPTY, /* value warps; softmax warps: they have been used */
+    BARRIER_SCORE,   /* all score warps */
+    BARRIER_GROUP    /* score warps that share two m-tiles; the next number for the others */
+};
+
+/* What a score warp keeps, and hands to others. */
+struct __align__(16) shared_warp
+{
+    uint8_t q[Q_SHARED][FRAGMENT]; /* blocks of one m-tile: sums exchanged */
+    uint8_t p[2][FRAGMENT];        /* probabilities of a pair of tiles, of the warp's m-tile */
+    float alpha[TV_PLAN_M];        /* factor of the values so far, if moved */
+    uint32_t moved;                /* the m-tile's reference moved in this pair */
+};
 
 /* Shared memory besides the KV tiles, which come first, and the mask, which comes last. */
 struct __align__(16) shared_fixed
 {
-    uint8_t q[M_TILES_MAX][Q_SHARED][FRAGMENT];
-    uint8_t p[2][M_TILES_MAX][FRAGMENT];    /* of one pair of tiles */
-    float alpha[M_TILES_MAX * TV_PLAN_M];   /* factor of the values so far, where moved is set */
-    float inverse[M_TILES_MAX * TV_PLAN_M]; /* 1 / sum, at the end */
-    uint32_t moved[M_TILES_MAX];            /* the m-tile's reference moved in this pair */
-    uint64_t kv_full[PAIRS_MAX];            /* a pair of tiles has arrived */
-    uint64_t kv_empty[PAIRS_MAX];           /* every value warp is through with it, and its P */
-    uint64_t p_full;                        /* the pair's probabilities are written */
-    uint64_t sum_full;                      /* the rows' sums are written */
+    struct shared_warp warp[SCORE_WARPS];
+    uint64_t kv_full[PLACES_MAX]; /* a tile has arrived */
+    int32_t count;                /* tiles of the block */
+    int32_t masked;               /* first tile of the first pair to be masked */
+    int32_t tree_first;           /* ... that holds tree nodes */
     struct flash_block block;
 };
 
-#define MASK_BYTES(pairs)                                                                          \
-    (TV_CUDA_SHARED_MAX - (int32_t)sizeof(struct shared_fixed) - (pairs)*PAIR_BYTES)
+#define MASK_BYTES(places)                                                                         \
+    (TV_CUDA_SHARED_MAX - (int32_t)sizeof(struct shared_fixed) - (places)*TILE_BYTES)
 
-static_assert(SCORE_WARPS == M_TILES_MAX, "a score warp owns an m-tile");
+static_assert(SCORE_WARPS == M_TILES_MAX, "two score warps share two m-tiles");
 static_assert(sizeof(struct shared_fixed) % 16 == 0, "pieces are loaded 16 bytes at a time");
 static_assert(TILE_BYTES % 1024 == 0 && COLUMNS * 2 == BLOCK_BYTES,
               "tiles start a swizzle pattern, and a value warp's columns are one block of a row");
-static_assert(MASK_BYTES(PAIRS_MAX) >= 0, "the block must fit sm_120");
-static_assert(MASK_BYTES(PAIRS_MAX - 1) >= M_TILES_MAX * TV_PLAN_M * TV_TREE_NODES_MAX / 8,
+static_assert(MASK_BYTES(PLACES_MAX) >= 0, "the block must fit sm_120");
+static_assert(MASK_BYTES(PLACES_MAX / 2) >= M_TILES_MAX * TV_PLAN_M * TV_TREE_NODES_MAX / 8,
               "the widest mask must fit");
+
+/* Shared-space offsets of members. */
+#define FIXED_AT(member) ((uint32_t)offsetof(struct shared_fixed, member))
+#define WARP_AT(member)  ((uint32_t)offsetof(struct shared_warp, member))
+#define WARP_BYTES       ((uint32_t)sizeof(struct shared_warp))
 
 /* A block's shared memory. */
 struct layout {
@@ -59,24 +84,36 @@ struct layout {
     uint32_t *mask;
 };
 
-template <int PAIRS> TV_DEVICE struct layout layout_of(unsigned char *memory)
+template <int PLACES> TV_DEVICE struct layout layout_of(unsigned char *memory)
 {
     struct layout l;
     l.kv = memory;
-    l.fixed = (struct shared_fixed *)(memory + PAIRS * PAIR_BYTES);
+    l.fixed = (struct shared_fixed *)(memory + PLACES * TILE_BYTES);
     l.mask = (uint32_t *)(l.fixed + 1);
     return l;
 }
 
-/* Where the block's i-th pair of tiles is kept, and the parity of its barriers' phase. */
-template <int PAIRS> TV_DEVICE int32_t pair_place(int32_t i)
+/* Threads of the softmax and the value warps: one softmax warp for one m-tile, else four. */
+TV_DEVICE constexpr int32_t softmax_threads(int32_t m_tiles)
 {
-    return i & (PAIRS - 1);
+    return (m_tiles == 1 ? 32 : SCORE_LANES) + VALUE_LANES;
 }
 
-template <int PAIRS> TV_DEVICE uint32_t pair_parity(int32_t i)
+/* Where the block's k-th tile is kept, and the parity of its barrier's phase. */
+template <int PLACES> TV_DEVICE int32_t tile_place(int32_t k)
 {
-    return (uint32_t)(i / PAIRS) & 1u;
+    return k & (PLACES - 1);
+}
+
+template <int PLACES> TV_DEVICE uint32_t tile_parity(int32_t k)
+{
+    return (uint32_t)(k / PLACES) & 1u;
+}
+
+/* 1 / sum of the 16 rows of m-tile m, at the end, where its warp's Q was. */
+TV_DEVICE float *layout_inverse(const struct layout &l, int32_t m)
+{
+    return (float *)l.fixed->warp[m].q;
 }
 
 /*

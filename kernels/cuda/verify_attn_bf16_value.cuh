@@ -9,51 +9,52 @@
 
 #include "verify_attn_bf16.cuh"
 
-/* Pages of the two tiles of the pair that starts `tile` tiles into the block's share. */
-TV_DEVICE void fetch_pages(int32_t (&page)[2], const struct tv_flash_params &p,
-                           const struct flash_block &b, int32_t tile)
-{
-    const int32_t *table = p.page_table + (int64_t)blockIdx.y * p.max_pages;
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-        page[t] = table[min(b.tile_first + tile + t, b.tile_end - 1) >> p.page_tiles_log2];
-    }
-}
-
-/* Start the copy of pair i (or of the last tile) to its place, which must be free, by one warp.
- * Then read the pages of the pair after, so that no copy waits for its address. */
-template <int PAIRS>
-TV_DEVICE void fetch_pair(int32_t (&page)[2], const struct tv_flash_params &p,
-                          const CUtensorMap *map, const struct flash_block &b,
-                          const struct layout &l, int32_t i)
+/* Start the copy of tile k to its place, which must be free, by one warp. The line of the page
+ * table is in the first cache but for once in 32 pages. */
+template <int PLACES>
+TV_DEVICE void fetch_tile(const struct tv_flash_params &p, const CUtensorMap *map,
+                          const struct flash_block &b, const struct layout &l, int32_t k)
 {
     if (ptx_elect()) {
-        int32_t tile = b.tile_first + 2 * i, place = pair_place<PAIRS>(i);
-        int32_t tile_mask = (1 << p.page_tiles_log2) - 1, both = tile + 1 < b.tile_end;
+        int32_t place = tile_place<PLACES>(k), tile = b.tile_first + k;
+        const int32_t *table = p.page_table + (int64_t)b.request * p.max_pages;
+        int32_t tile_mask = (1 << p.page_tiles_log2) - 1;
+        int32_t page = table[tile >> p.page_tiles_log2];
+        int32_t from = (page << p.page_tiles_log2) + (tile & tile_mask);
         uint32_t full = ptx_shared(&l.fixed->kv_full[place]);
-        uint32_t to = ptx_shared(l.kv) + place * PAIR_BYTES;
-        ptx_mbarrier_expect(full, both ? PAIR_BYTES : TILE_BYTES);
-#pragma unroll
-        for (int t = 0; t < 2; t++) {
-            if (t == 0 || both) {
-                int32_t from = (page[t] << p.page_tiles_log2) + (tile + t & tile_mask);
-                ptx_tensor_copy(to + t * TILE_BYTES, map, from * TV_PLAN_TOKENS, full);
-            }
-        }
+        /* Score warps have stored to the place; they have been met at a barrier since. */
+        ptx_fence_async();
+        ptx_mbarrier_expect(full, TILE_BYTES);
+        ptx_tensor_copy(ptx_shared(l.kv) + place * TILE_BYTES, map, from * TV_PLAN_TOKENS, full);
     }
     __syncwarp();
-    fetch_pages(page, p, b, 2 * i + 2);
+}
+
+/* The first tiles: all places, the last two once Q has left them. */
+template <int PLACES>
+TV_DEVICE void fetch_first(const struct tv_flash_params &p, const CUtensorMap *map,
+                           const struct flash_block &b, const struct layout &l)
+{
+#pragma unroll 1
+    for (int32_t k = 0; k < PLACES; k++) {
+        if (k == PLACES - 2) {
+            ptx_barrier_sync(BARRIER_QUERY, SCORE_LANES + 32);
+        }
+        if (k < b.tile_end - b.tile_first) {
+            fetch_tile<PLACES>(p, map, b, l, k);
+        }
+    }
 }
 
 /* O *= alpha in the m-tiles whose reference moved: the first tile, and almost never again. */
-template <int MT>
-TV_DEVICE void value_rescale(float (&o)[MT][8][4], const struct shared_fixed *at, int32_t lane)
+template <int MT> TV_DEVICE void value_rescale(float (&o)[MT][8][4], const struct shared_fixed *at)
 {
+    int32_t lane = ptx_thread() & 31;
 #pragma unroll
     for (int m = 0; m < MT; m++) {
-        if (at->moved[m]) {
-            float a0 = at->alpha[m * TV_PLAN_M + (lane >> 2)];
-            float a1 = at->alpha[m * TV_PLAN_M + (lane >> 2) + 8];
+        if (at->warp[m].moved) {
+            float a0 = at->warp[m].alpha[lane >> 2];
+            float a1 = at->warp[m].alpha[(lane >> 2) + 8];
 #pragma unroll
             for (int n = 0; n < 8; n++) {
                 o[m][n][0] *= a0;
@@ -65,48 +66,66 @@ TV_DEVICE void value_rescale(float (&o)[MT][8][4], const struct shared_fixed *at
     }
 }
 
+/* Two floats of each of two neighbouring 8-column tiles: the lanes of a pair of lanes exchange one
+ * each, so that a lane has four columns in a row, of the first tile if its number is even. */
+TV_DEVICE float4 value_gather(const float (&a)[4], const float (&b)[4], int r, float scale,
+                              bool odd)
+{
+    float keep[2], got[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float first = a[2 * r + i] * scale, second = b[2 * r + i] * scale;
+        keep[i] = odd ? second : first;
+        got[i] = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
+    }
+    return odd ? make_float4(got[0], got[1], keep[0], keep[1])
+               : make_float4(keep[0], keep[1], got[0], got[1]);
+}
+
 /* Write this warp's columns of the block's rows: the result, or the split's partial sums. */
 template <int MT>
 TV_DEVICE void value_finish(const struct tv_flash_params &p, const struct flash_block &b,
-                            const struct layout &l, float (&o)[MT][8][4], int32_t column,
-                            int32_t lane)
+                            const struct layout &l, float (&o)[MT][8][4])
 {
+    int32_t thread = ptx_thread(), lane = thread & 31;
+    bool odd = (lane & 1) != 0;
+    int32_t column = ((thread >> 5) - SCORE_WARPS) * COLUMNS + (lane & 2) * 2 + (odd ? 8 : 0);
 #pragma unroll
     for (int m = 0; m < MT; m++) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int32_t local = m * TV_PLAN_M + (lane >> 2) + 8 * r, row = b.row_first + local;
-            float inverse = l.fixed->inverse[local];
-            if (row >= b.rows) {
-                continue;
-            }
+            float inverse = layout_inverse(l, m)[local % TV_PLAN_M];
             int64_t at = b.splits > 1 ? b.partial_base + local : b.base + row;
             float *base = b.splits > 1 ? p.partial_out : (float *)p.out;
             at = at * TV_MLA_LATENT + column;
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
-                float x = o[m][n][2 * r] * inverse, y = o[m][n][2 * r + 1] * inverse;
-                int64_t i = at + n * 8 + (lane & 3) * 2;
+            for (int n = 0; n < 8; n += 2) {
+                float4 x = value_gather(o[m][n], o[m][n + 1], r, inverse, odd);
+                if (row >= b.rows) {
+                    continue;
+                }
                 if (b.splits == 1 && p.out_bf16) {
-                    *(uint32_t *)((__nv_bfloat16 *)p.out + i) = ptx_pack(x, y);
+                    *(uint2 *)((__nv_bfloat16 *)p.out + at + n * 8) =
+                        make_uint2(ptx_pack(x.x, x.y), ptx_pack(x.z, x.w));
                 } else {
-                    *(float2 *)(base + i) = make_float2(x, y);
+                    *(float4 *)(base + at + n * 8) = x;
                 }
             }
         }
     }
 }
 
-/* O += P V of one tile. v: its V fragments; p_lane: this lane's piece of its P. */
+/* O += P V of one tile. v: its V fragments; p_lane: this lane's piece of its P, of which a[0] has
+ * the first already. */
 template <int MT>
-TV_DEVICE void value_product(float (&o)[MT][8][4], const uint32_t (&v)[4][4], uint32_t p_lane)
+TV_DEVICE void value_product(float (&o)[MT][8][4], uint32_t (&a)[2][4], const uint32_t (&v)[4][4],
+                             uint32_t p_lane)
 {
-    uint32_t a[2][4];
-    ptx_load4(a[0], p_lane);
 #pragma unroll
     for (int m = 0; m < MT; m++) {
         if (m + 1 < MT) {
-            ptx_load4(a[(m + 1) & 1], p_lane + (m + 1) * FRAGMENT);
+            ptx_load4(a[(m + 1) & 1], p_lane + (m + 1) * WARP_BYTES);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -125,85 +144,91 @@ TV_DEVICE void value_load(uint32_t (&v)[4][4], uint32_t v_lane)
 }
 
 /* Clear this warp's columns of a tile's rows from `row` on: nothing that lies behind the request's
- * last slot may meet a product, not even times zero. */
-TV_DEVICE void value_clear(unsigned char *tile, int32_t row, int32_t warp, int32_t lane)
+ * last slot may meet a product, not even times zero. The score warps have read it by now. */
+TV_DEVICE void value_clear(unsigned char *tile, int32_t row)
 {
-    for (row = max(row, 0); row < TV_PLAN_TOKENS; row++) {
+    int32_t thread = ptx_thread(), warp = (thread >> 5) - SCORE_WARPS, lane = thread & 31;
+    for (; row < TV_PLAN_TOKENS; row++) {
         *(uint32_t *)(tile + warp * BLOCK_STRIDE + row * BLOCK_BYTES + lane * 4) = 0;
     }
     __syncwarp();
 }
 
-/* Clear what the block's last pair of tiles holds behind the request's last slot, in this warp's
- * columns; the score warps have read it by now. */
-TV_DEVICE void value_clear_pair(const struct flash_block &b, unsigned char *kv, int32_t i,
-                                int32_t warp, int32_t lane)
+/*
+ * Tile k, the first or the second of its pair. Its V is loaded while its P is still awaited, but
+ * for the last tile, part of which may have to be cleared in between.
+ */
+template <int MT, int PLACES>
+TV_DEVICE void value_tile(float (&o)[MT][8][4], const struct flash_block &b, const struct layout &l,
+                          int32_t k, bool last, uint32_t fixed, uint32_t v_lane, uint32_t lane16)
 {
-    int32_t used = b.last + 1 - (b.tile_first + 2 * i) * TV_PLAN_TOKENS;
-    value_clear(kv, used, warp, lane);
-    value_clear(kv + TILE_BYTES, used - TV_PLAN_TOKENS, warp, lane);
-}
-
-/* Pair i, which lies at v_lane. V of its first tile is loaded while its P is still awaited, but for
- * the last pair, part of which may have to be cleared in between. */
-template <int MT>
-TV_DEVICE void value_pair(float (&o)[MT][8][4], const struct flash_block &b, const struct layout &l,
-                          int32_t place, int32_t i, bool last, uint32_t v_lane, int32_t warp,
-                          int32_t lane)
-{
-    uint32_t v[4][4], moved[4], p_lane = ptx_shared(l.fixed->p) + lane * 16;
+    int32_t place = tile_place<PLACES>(k);
+    uint32_t v[4][4], a[2][4], moved = 0;
+    uint32_t p_lane = lane16 + fixed + WARP_AT(p) + (k & 1) * FRAGMENT;
+    v_lane += place * TILE_BYTES;
+    ptx_mbarrier_wait(fixed + FIXED_AT(kv_full) + place * 8, tile_parity<PLACES>(k));
     if (!last) {
         value_load(v, v_lane);
     }
-    ptx_mbarrier_wait(ptx_shared(&l.fixed->p_full), (uint32_t)i & 1u);
+    if ((k & 1) == 0) {
+        ptx_barrier_sync(BARRIER_P_FULL, softmax_threads(MT));
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            moved |= ptx_load1(fixed + m * WARP_BYTES + WARP_AT(moved));
+        }
+    }
+    ptx_load4(a[0], p_lane);
     if (last) {
-        value_clear_pair(b, l.kv + place * PAIR_BYTES, i, warp, lane);
+        value_clear(l.kv + place * TILE_BYTES, b.last + 1 - (b.tile_first + k) * TV_PLAN_TOKENS);
         value_load(v, v_lane);
     }
-    ptx_load4(moved, ptx_shared(l.fixed->moved));
-    if (moved[0] | moved[1] | moved[2] | moved[3]) {
-        value_rescale<MT>(o, l.fixed, lane);
+    if (moved != 0) {
+        value_rescale<MT>(o, l.fixed);
     }
-    value_product<MT>(o, v, p_lane);
-    if (!last || b.tile_first + 2 * i + 1 < b.tile_end) {
-        value_load(v, v_lane + TILE_BYTES);
-        value_product<MT>(o, v, p_lane + M_TILES_MAX * FRAGMENT);
+    value_product<MT>(o, a, v, p_lane);
+}
+
+/* Tile k's place is filled again at once, when there is something to fill it with. */
+template <int PLACES>
+TV_DEVICE void value_refill(const struct tv_flash_params &p, const CUtensorMap *map,
+                            const struct flash_block &b, const struct layout &l, int32_t k)
+{
+    if (k + PLACES < l.fixed->count) {
+        if (ptx_thread() >= (SCORE_WARPS + 1) * 32) {
+            ptx_barrier_arrive(BARRIER_FREE + (k & 1), VALUE_LANES);
+        } else {
+            ptx_barrier_sync(BARRIER_FREE + (k & 1), VALUE_LANES);
+            fetch_tile<PLACES>(p, map, b, l, k + PLACES);
+        }
     }
 }
 
-template <int MT, int PAIRS>
+template <int MT, int PLACES>
 TV_DEVICE void value_warp(const struct tv_flash_params &p, const CUtensorMap *map,
-                          const struct flash_block &b, const struct layout &l, int32_t warp,
-                          int32_t lane)
+                          const struct flash_block &b, const struct layout &l)
 {
     float o[MT][8][4] = {};
-    int32_t pairs = (b.tile_end - b.tile_first + 1) / 2, page[2];
+    int32_t thread = ptx_thread(), warp = (thread >> 5) - SCORE_WARPS, lane = thread & 31;
     uint32_t v_lane = ptx_shared(l.kv) + warp * BLOCK_STRIDE + tile_piece(lane & 15, lane >> 4);
+    uint32_t fixed = ptx_shared(l.fixed);
+    int32_t count = (int32_t)ptx_uniform((uint32_t)(b.tile_end - b.tile_first));
     if (warp == 0) {
-        fetch_pages(page, p, b, 0);
-        for (int32_t i = 0; i < PAIRS && i < pairs; i++) {
-            fetch_pair<PAIRS>(page, p, map, b, l, i);
-        }
+        fetch_first<PLACES>(p, map, b, l);
     }
     if (b.tree) {
-        flash_build_mask(p, b, l.mask, warp * 32 + lane, VALUE_WARPS * 32);
-        ptx_barrier_arrive(BARRIER_MASK, (b.m_tiles + VALUE_WARPS) * 32);
+        flash_build_mask(p, b, l.mask, warp * 32 + lane, VALUE_LANES);
+        ptx_barrier_arrive(BARRIER_MASK, softmax_threads(MT));
     }
 #pragma unroll 1
-    for (int32_t i = 0; i < pairs; i++) {
-        int32_t place = pair_place<PAIRS>(i);
-        ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_full[place]), pair_parity<PAIRS>(i));
-        value_pair<MT>(o, b, l, place, i, i + 1 == pairs, v_lane + place * PAIR_BYTES, warp, lane);
-        ptx_mbarrier_arrive(ptx_shared(&l.fixed->kv_empty[place]));
-        /* The place is refilled at once: the score warps are at the next pair by now, and what is
-         * fetched here is what they need after that. */
-        if (warp == 0 && i + PAIRS < pairs) {
-            ptx_mbarrier_wait(ptx_shared(&l.fixed->kv_empty[place]), pair_parity<PAIRS>(i));
-            fetch_pair<PAIRS>(page, p, map, b, l, i + PAIRS);
+    for (int32_t k = 0; k < count; k++) {
+        value_tile<MT, PLACES>(o, b, l, k, k + 1 == count, fixed, v_lane, lane * 16);
+        if ((k & 1) != 0 && k + 1 < count) {
+            ptx_barrier_arrive(BARRIER_P_EMPTY, softmax_threads(MT));
         }
+        value_refill<PLACES>(p, map, b, l, k);
     }
-    ptx_mbarrier_wait(ptx_shared(&l.fixed->sum_full), 0);
-    value_finish<MT>(p, b, l, o, warp * COLUMNS, lane);
+    ptx_barrier_sync(BARRIER_SUM, softmax_threads(MT));
+    value_finish<MT>(p, b, l, o);
 }
 
 #endif

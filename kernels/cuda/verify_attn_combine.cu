@@ -114,14 +114,14 @@ TV_DEVICE float4 splits_fold_all(const struct row_splits &r, float lse)
 TV_DEVICE struct row_splits row_locate(const struct tv_flash_params &p, const struct tv_plan &plan,
                                        int32_t request, int32_t row, int32_t slice, int32_t lane)
 {
-    int32_t m = row / TV_PLAN_M;
-    int32_t tile = ((m + 1) * plan.row_tiles - 1) / plan.m_tiles;
-    int32_t m_first = tv_plan_first_m_tile(&plan, tile);
+    int32_t m = row / TV_PLAN_M, full = plan.full.row_tiles;
+    int32_t tile = m / plan.full.m_tiles, m_first = tile * plan.full.m_tiles;
+    struct tv_plan_part part = tile < full ? plan.full : plan.rest;
     struct row_splits r;
-    int64_t at = (int64_t)request * p.partial_rows + (int64_t)TV_PLAN_M * m_first * plan.splits +
-                 (row - m_first * TV_PLAN_M);
-    r.stride = (int64_t)TV_PLAN_M * (tv_plan_first_m_tile(&plan, tile + 1) - m_first);
-    r.splits = plan.splits;
+    int64_t slot = (int64_t)tile * plan.full.splits * plan.full.m_tiles;
+    int64_t at = (int64_t)request * p.partial_rows + TV_PLAN_M * slot + (row - m_first * TV_PLAN_M);
+    r.stride = (int64_t)TV_PLAN_M * part.m_tiles;
+    r.splits = part.splits;
     r.lse = p.partial_lse + at;
     r.out = p.partial_out + at * TV_MLA_LATENT + slice * COLUMNS + lane * 4;
     return r;
@@ -141,10 +141,13 @@ __global__ void __launch_bounds__(WAYS * 32)
     int32_t row = index / SLICES, slice = index % SLICES;
     struct tv_plan plan = tv_plan_request(p.device, nodes, p.heads, p.prefix_len[request]);
     int64_t base = p.row_start != NULL ? p.row_start[request] : (int64_t)request * p.q_len;
-    if (row >= plan.rows || plan.splits == 1) {
+    if (row >= plan.rows) {
         return;
     }
     struct row_splits r = row_locate(p, plan, request, row, slice, lane);
+    if (r.splits == 1) {
+        return;
+    }
     float lse = splits_lse(r, lane);
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     bool any = lse != -CUDART_INF_F;

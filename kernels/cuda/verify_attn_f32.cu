@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
     ptx_launch_dependents();
     ptx_wait_dependence();
-    flash_fill_padding(p);
+    flash_fill_padding(p, (int32_t)threadIdx.x, THREADS);
     flash_block_init(&b, p);
     if (b.m_tiles == 0) {
         return;
