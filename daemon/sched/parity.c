@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/background.h"
 #include "base/clock.h"
 #include "sched/job.h"
 
@@ -154,7 +153,6 @@ void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct 
 void *tv_sched_comparer_main(void *context)
 {
     struct tv_sched *sched = context;
-    tv_thread_background();
     tv_sched_lock(sched);
     while (!sched->compare_stopping || sched->compare_queue != NULL) {
         struct job *job = sched->compare_queue;
