@@ -1,0 +1,218 @@
+"""AsyncClient and AsyncSession: the same flows as client.py's on asyncio. Docstrings are there where a method is not
+the awaited twin of the blocking one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import httpx
+
+from . import session as flows
+from .calls import Flow, Pause, Reply, Retry, Send, call, send
+from .client import Http, SessionView
+from .drafters import Drafter
+from .errors import TransportError
+from .loop import plan
+from .tree import Tree
+from .values import Dtype, Logits, Model, Round, Rows, Sampling, Want
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A connection pool to one server for one event loop; drives any number of sessions. Arguments and errors are
+    Client's. Cancelling a call is safe: the next call of that session finds out what became of the round."""
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8471",
+        *,
+        retry: Retry | None = None,
+        timeout_s: float = 30.0,
+        connect_s: float = 5.0,
+        headers: Mapping[str, str] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._settings = Http(url, retry, timeout_s, connect_s, headers)
+        self._http = httpx.AsyncClient(
+            transport=transport, timeout=self._settings.timeout(), **self._settings.options()
+        )
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    @property
+    def retries(self) -> int:
+        return self._settings.context.retries
+
+    async def _do(self, effect: Send) -> Reply:
+        try:
+            timeout = self._settings.timeout(effect.wait_s)
+            return Http.reply(await self._http.request(**Http.request(effect), timeout=timeout))
+        except httpx.TransportError as error:
+            raise self._settings.failure(error) from error
+
+    async def _run(self, flow: Flow[T]) -> T:
+        try:
+            effect = next(flow)
+            while True:
+                if isinstance(effect, Pause):
+                    await asyncio.sleep(effect.seconds)
+                    effect = flow.send(None)
+                    continue
+                try:
+                    reply = await self._do(effect)
+                except TransportError as error:
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            flow.close()
+
+    async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return await self._run(call(self._settings.context, method, path, body))
+
+    async def health(self) -> bool:
+        try:
+            return (await self.request("GET", "/healthz")).get("status") == "ok"
+        except TransportError:
+            return False
+
+    async def ready(self, deep: bool = False) -> dict[str, Any]:
+        return flows.read_ready(await self._do(Send("GET", "/readyz" + ("?deep=1" if deep else ""))))
+
+    async def model(self) -> Model:
+        return await self._run(flows.fetch_model(self._settings.context))
+
+    async def sessions(self) -> list[dict[str, Any]]:
+        return list((await self.request("GET", "/v1/sessions"))["sessions"])
+
+    async def session(
+        self,
+        tokens: Sequence[int],
+        *,
+        sampling: Sampling | None = None,
+        stop: Sequence[int] = (),
+        max_len: int | None = None,
+        lease_s: int | None = None,
+        cache_salt: str = "",
+    ) -> AsyncSession:
+        """`async with await client.session(prompt) as session: ...`"""
+        settings = flows.Settings(sampling or Sampling(), tuple(stop), max_len, lease_s, cache_salt)
+        return AsyncSession(self, await self._run(flows.create(self._settings.context, tokens, settings)))
+
+    async def verify(
+        self,
+        tokens: Sequence[int],
+        tree: Tree,
+        *,
+        sampling: Sampling | None = None,
+        want: Want | None = None,
+        deadline_ms: int | None = None,
+    ) -> Round:
+        return await self._run(flows.one_shot(self._settings.context, tokens, tree, sampling, want, deadline_ms))
+
+    async def parity(
+        self,
+        tokens: Sequence[int] | None = None,
+        tree: Tree | None = None,
+        *,
+        session: SessionView | None = None,
+        sampling: Sampling | None = None,
+        strict: bool = False,
+    ) -> dict[str, Any]:
+        core = session._core if session is not None else None
+        return await self._run(flows.parity(self._settings.context, tokens, tree, core, sampling, strict))
+
+    async def parity_totals(self) -> dict[str, Any]:
+        return await self.request("GET", "/v1/parity")
+
+    async def parity_violation(self, number: int) -> bytes:
+        path = f"/v1/parity/violations/{int(number)}"
+        return (await self._run(send(self._settings.context, Send("GET", path)))).content
+
+
+class AsyncSession(SessionView):
+    """Session for one task at a time (a second concurrent call raises RuntimeError)."""
+
+    def __init__(self, client: AsyncClient, core: flows.SessionCore) -> None:
+        super().__init__(core)
+        self._client = client
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except TransportError:
+            if kind is None:
+                raise
+
+    async def verify(
+        self,
+        tree: Tree,
+        *,
+        rule: Literal["target_walk", "greedy"] | None = None,
+        want: Want | None = None,
+        deadline_ms: int | None = None,
+        lease_s: int | None = None,
+    ) -> Round:
+        flow = self._core.verify(tree, rule, want, deadline_ms=deadline_ms, lease_s=lease_s)
+        return await self._client._run(flow)
+
+    async def decode(self, max_tokens: int, *, deadline_ms: int | None = None, lease_s: int | None = None) -> Round:
+        return await self._client._run(self._core.decode(max_tokens, deadline_ms=deadline_ms, lease_s=lease_s))
+
+    async def extend(
+        self,
+        tokens: Sequence[int],
+        *,
+        keep_pending: bool = False,
+        deadline_ms: int | None = None,
+        lease_s: int | None = None,
+    ) -> Round:
+        flow = self._core.extend(tokens, keep_pending, deadline_ms=deadline_ms, lease_s=lease_s)
+        return await self._client._run(flow)
+
+    async def generate(
+        self, drafter: Drafter | None, max_tokens: int, *, nodes: int = 32, depth: int = 16
+    ) -> AsyncIterator[Round]:
+        """Session.generate for `async for`. The drafter runs on the event loop's thread: other sessions wait for it."""
+        done = 0
+        while done < max_tokens and self.finish is None:
+            tree = plan(drafter, self.sequence, self.limits, nodes, min(depth, max_tokens - done - 1))
+            round = await (self.verify(tree) if tree is not None else self.decode(min(16, max_tokens - done)))
+            done += len(round.new_tokens)
+            yield round
+
+    async def fetch_logits(self, round: Round, *, rows: Rows | None = None, dtype: Dtype | None = None) -> Logits:
+        return await self._client._run(self._core.fetch_logits(round, rows, dtype))
+
+    async def stored_round(self, seq: int, wait_ms: int = 0) -> Round | None:
+        return await self._client._run(self._core.stored_round(seq, wait_ms))
+
+    async def state(self, tail: int | None = None) -> dict[str, Any]:
+        return await self._client._run(self._core.state(tail))
+
+    async def renew(self, lease_s: int) -> dict[str, Any]:
+        return await self._client._run(self._core.renew(lease_s))
+
+    async def close(self) -> None:
+        await self._client._run(self._core.close())

@@ -1,0 +1,167 @@
+"""One call with its retries, without input or output.
+
+A *flow* is a generator that yields what it needs done (Send, Pause) and returns a result. client.py and aio.py run
+the same flows, one blocking and one on asyncio, so no rule is written twice. This file owns the encoding of requests,
+the reading of answers and the retry rule; it knows nothing of sessions.
+
+A driver sends a Reply into the flow for a Send, None for a Pause, and throws TransportError when no complete answer
+came.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import random
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from .errors import ContractError, ProblemError, TransportError, problem_of
+
+T = TypeVar("T")
+
+# Codes whose cause a restart or a moment cures, though the server cannot promise it.
+_RETRY_CODES = frozenset({"kernel-fault"})
+# Answers of intermediaries that carry no problem document.
+_RETRY_STATUS = frozenset({408, 429, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often and how long to try. Units are seconds.
+
+    attempts: of one call, the first included. total_s: of one call with all pauses. The pause before attempt k + 1 is
+    drawn from [0.5, 1] x min(cap_s, base_s x 2^(k-1)), and is never shorter than the server's Retry-After. A call
+    whose pause would end after total_s fails with what it last saw.
+    """
+
+    attempts: int = 8
+    total_s: float = 120.0
+    base_s: float = 0.05
+    cap_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.total_s <= 0 or self.base_s < 0 or self.cap_s < self.base_s:
+            raise ValueError("Retry: attempts >= 1, total_s > 0, 0 <= base_s <= cap_s")
+
+    def pause_s(self, failures: int, retry_after_s: float | None, uniform: Callable[[], float]) -> float:
+        """The pause after `failures` failed attempts (>= 1); uniform draws from [0, 1)."""
+        longest = min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 40))
+        pause = longest * (0.5 + 0.5 * uniform())
+        return max(pause, retry_after_s or 0.0)
+
+
+@dataclass(frozen=True)
+class Send:
+    """Do one HTTP exchange; content None means no body. wait_s is added to the driver's own timeout."""
+
+    method: str
+    path: str
+    content: bytes | None = None
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A complete answer. Names of headers are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+Effect: TypeAlias = Send | Pause
+Flow: TypeAlias = Generator[Effect, Reply | None, T]
+
+
+@dataclass
+class Context:
+    """What flows need from their surroundings: the retry rule, a clock and a source of jitter."""
+
+    retry: Retry = field(default_factory=Retry)
+    clock: Callable[[], float] = time.monotonic
+    uniform: Callable[[], float] = random.random
+    retries: int = 0  # attempts after the first, of all calls so far
+
+    def run_again(self, error: TransportError | ProblemError, failures: int, started: float) -> float | None:
+        """Seconds to pause before the next attempt, or None when there is none."""
+        if failures >= self.retry.attempts:
+            return None
+        after = error.retry_after_s if isinstance(error, ProblemError) else None
+        pause = self.retry.pause_s(failures, after, self.uniform)
+        if self.clock() - started + pause > self.retry.total_s:
+            return None
+        return pause
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """Compact UTF-8 JSON. NaN and infinities are refused (ValueError): the contract has none."""
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Retry-After as seconds: a number, or an HTTP date; None when absent or not understood."""
+    text = headers.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        when = email.utils.parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    return max(0.0, when.timestamp() - time.time())
+
+
+def decode(reply: Reply) -> dict[str, Any]:
+    """The JSON object of a 2xx answer; raises the problem of any other one."""
+    try:
+        body = json.loads(reply.content) if reply.content else {}
+    except ValueError as error:
+        body = error
+    if reply.status >= 400:
+        document = body if isinstance(body, dict) else {"title": "no problem document"}
+        if not document.get("code"):
+            document = dict(document, code="", retryable=reply.status in _RETRY_STATUS)
+        raise problem_of(reply.status, document, retry_after_s(reply.headers))
+    if not isinstance(body, dict):
+        raise ContractError(f"answer with status {reply.status} is not a JSON object")
+    return body
+
+
+def worth_another(error: TransportError | ProblemError) -> bool:
+    return isinstance(error, TransportError) or error.retryable or error.code in _RETRY_CODES
+
+
+def send(context: Context, request: Send) -> Flow[Reply]:
+    """The exchange, repeated unchanged while that helps. Raises ProblemError or TransportError."""
+    started = context.clock()
+    failures = 0
+    while True:
+        try:
+            reply = yield request
+            assert reply is not None
+            if reply.status >= 400:
+                decode(reply)
+            return reply
+        except (TransportError, ProblemError) as error:
+            failures += 1
+            pause = context.run_again(error, failures, started) if worth_another(error) else None
+            if pause is None:
+                raise
+        context.retries += 1
+        yield Pause(pause)
+
+
+def call(
+    context: Context, method: str, path: str, body: Mapping[str, Any] | None = None, wait_s: float = 0.0
+) -> Flow[dict[str, Any]]:
+    """A call with a JSON answer; 204 gives {}."""
+    content = None if body is None else encode(body)
+    reply = yield from send(context, Send(method, path, content, wait_s))
+    return decode(reply)

@@ -1,0 +1,361 @@
+"""Client and Session: the blocking side. Runs the flows of session.py over httpx; adds nothing to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import httpx
+
+from . import session as flows
+from .calls import Context, Flow, Pause, Reply, Retry, Send, call, send
+from .drafters import Drafter
+from .errors import TransportError
+from .loop import Limits, plan
+from .tree import Tree
+from .values import Dtype, Logits, Model, Round, Rows, Sampling, Want
+
+T = TypeVar("T")
+
+
+class Http:
+    """What both clients share: the checked address, headers, timeouts, and the retry context."""
+
+    def __init__(
+        self, url: str, retry: Retry | None, timeout_s: float, connect_s: float, headers: Mapping[str, str] | None
+    ) -> None:
+        parts = httpx.URL(url)
+        if parts.scheme not in ("http", "https") or not parts.host or parts.path not in ("", "/") or parts.query:
+            raise ValueError(f"{url!r}: http://HOST:PORT without a path is needed")
+        self.url = str(parts).rstrip("/")
+        self.timeout_s, self.connect_s = timeout_s, connect_s
+        self.context = Context(retry or Retry())
+        # proxies of the environment are for the network, not for this machine
+        self.trust_env = not (parts.host in ("localhost", "::1") or parts.host.startswith("127."))
+        self.headers = {"Accept": "application/json, application/problem+json", **(headers or {})}
+
+    def timeout(self, extra_s: float = 0.0) -> httpx.Timeout:
+        return httpx.Timeout(self.timeout_s + extra_s, connect=self.connect_s, pool=None)
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "base_url": self.url, "headers": self.headers, "trust_env": self.trust_env, "follow_redirects": False,
+            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        }
+
+    @staticmethod
+    def request(effect: Send) -> dict[str, Any]:
+        headers = {} if effect.content is None else {"Content-Type": "application/json"}
+        return {"method": effect.method, "url": effect.path, "content": effect.content, "headers": headers}
+
+    @staticmethod
+    def reply(answer: httpx.Response) -> Reply:
+        return Reply(answer.status_code, {name.lower(): value for name, value in answer.headers.items()}, answer.content)
+
+    def failure(self, error: httpx.TransportError) -> TransportError:
+        words = str(error) or type(error).__name__
+        return TransportError(f"{self.url}: {words}", timed_out=isinstance(error, httpx.TimeoutException))
+
+
+class SessionView:
+    """The state that both kinds of sessions show. Everything here is the client's own knowledge; nothing asks."""
+
+    def __init__(self, core: flows.SessionCore) -> None:
+        self._core = core
+        self._prompt_len = len(core.tokens)
+
+    @property
+    def id(self) -> str:
+        return self._core.id
+
+    @property
+    def epoch(self) -> str:
+        return self._core.epoch
+
+    @property
+    def tokens(self) -> list[int]:
+        """Committed tokens, prompt included."""
+        return list(self._core.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Drawn, not yet committed: node 0 of the next tree."""
+        return self._core.pending
+
+    @property
+    def sequence(self) -> list[int]:
+        """Committed tokens and the pending one: what a drafter continues."""
+        return [*self._core.tokens, self._core.pending]
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """Everything after the prompt, the pending token included."""
+        return [*self._core.tokens[self._prompt_len :], self._core.pending]
+
+    @property
+    def committed_len(self) -> int:
+        return len(self._core.tokens)
+
+    @property
+    def digest(self) -> str:
+        return self._core.digest.hex()
+
+    @property
+    def finish(self) -> str | None:
+        """None, "stop" or "length"."""
+        return self._core.finish
+
+    @property
+    def sampling(self) -> Sampling:
+        """Effective, with the seed."""
+        return self._core.settings.sampling
+
+    @property
+    def model(self) -> Model:
+        return self._core.model
+
+    @property
+    def resumed(self) -> int:
+        """How often the session was made anew after the server had lost it."""
+        return self._core.resumed
+
+    @property
+    def limits(self) -> Limits:
+        """What the next tree may have."""
+        core = self._core
+        room = core.model.max_len - 1 - len(core.tokens)
+        return Limits(core.max_nodes, max(0, min(core.max_depth, room)))
+
+
+class Client:
+    """A connection pool to one server.
+
+    url: http://HOST:PORT. retry: how often and how long (Retry). timeout_s: silence within one attempt; connect_s: of
+    one connection attempt. headers: sent with every request. transport: an httpx transport, for tests and proxies.
+
+    Every call may raise ProblemError (the server refused), TransportError (no answer; retries are used up) and
+    ContractError (an answer that the contract does not describe). Thread-safe; its sessions are not.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8471",
+        *,
+        retry: Retry | None = None,
+        timeout_s: float = 30.0,
+        connect_s: float = 5.0,
+        headers: Mapping[str, str] | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._settings = Http(url, retry, timeout_s, connect_s, headers)
+        self._http = httpx.Client(transport=transport, timeout=self._settings.timeout(), **self._settings.options())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; sessions stay at the server until their leases end."""
+        self._http.close()
+
+    @property
+    def retries(self) -> int:
+        """Attempts after the first, of all calls so far."""
+        return self._settings.context.retries
+
+    def _do(self, effect: Send) -> Reply:
+        try:
+            return Http.reply(
+                self._http.request(**Http.request(effect), timeout=self._settings.timeout(effect.wait_s))
+            )
+        except httpx.TransportError as error:
+            raise self._settings.failure(error) from error
+
+    def _run(self, flow: Flow[T]) -> T:
+        try:
+            effect = next(flow)
+            while True:
+                if isinstance(effect, Pause):
+                    time.sleep(effect.seconds)
+                    effect = flow.send(None)
+                    continue
+                try:
+                    reply = self._do(effect)
+                except TransportError as error:
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            flow.close()
+
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Any call with a JSON answer; 204 gives {}. Repeated like the others, so the body must bear it."""
+        return self._run(call(self._settings.context, method, path, body))
+
+    def health(self) -> bool:
+        """The process answers. False when it does not (no exception)."""
+        try:
+            return self.request("GET", "/healthz").get("status") == "ok"
+        except TransportError:
+            return False
+
+    def ready(self, deep: bool = False) -> dict[str, Any]:
+        """{"ready": bool, "checks": [...]}; deep repeats the server's self-test. Not retried: "not ready" is an answer."""
+        reply = self._do(Send("GET", "/readyz" + ("?deep=1" if deep else "")))
+        return flows.read_ready(reply)
+
+    def model(self) -> Model:
+        return self._run(flows.fetch_model(self._settings.context))
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """States of the caller's sessions."""
+        return list(self.request("GET", "/v1/sessions")["sessions"])
+
+    def session(
+        self,
+        tokens: Sequence[int],
+        *,
+        sampling: Sampling | None = None,
+        stop: Sequence[int] = (),
+        max_len: int | None = None,
+        lease_s: int | None = None,
+        cache_salt: str = "",
+    ) -> Session:
+        """Create a session: prefills tokens (not empty) and draws the first pending token.
+
+        stop: up to 16 token ids. max_len: committed plus pending token, at most the model's. lease_s: 1..3600 (120).
+        """
+        settings = flows.Settings(sampling or Sampling(), tuple(stop), max_len, lease_s, cache_salt)
+        return Session(self, self._run(flows.create(self._settings.context, tokens, settings)))
+
+    def verify(
+        self,
+        tokens: Sequence[int],
+        tree: Tree,
+        *,
+        sampling: Sampling | None = None,
+        want: Want | None = None,
+        deadline_ms: int | None = None,
+    ) -> Round:
+        """One-shot: verify tree behind the prefix tokens (may be empty); nothing is kept. tree's node 0 is whatever
+        the caller believes to be pending; it is not checked."""
+        return self._run(flows.one_shot(self._settings.context, tokens, tree, sampling, want, deadline_ms))
+
+    def parity(
+        self,
+        tokens: Sequence[int] | None = None,
+        tree: Tree | None = None,
+        *,
+        session: SessionView | None = None,
+        sampling: Sampling | None = None,
+        strict: bool = False,
+    ) -> dict[str, Any]:
+        """Run a case through the fast path and the oracle; commits nothing. strict raises ParityMismatchError when
+        they differ. Without arguments: the server's built-in case."""
+        core = session._core if session is not None else None
+        return self._run(flows.parity(self._settings.context, tokens, tree, core, sampling, strict))
+
+    def parity_totals(self) -> dict[str, Any]:
+        """What shadow mode has seen since the start."""
+        return self.request("GET", "/v1/parity")
+
+    def parity_violation(self, number: int) -> bytes:
+        """The reproducer of a violation: a .kdtr, or JSON for POST /v1/parity."""
+        path = f"/v1/parity/violations/{int(number)}"
+        return self._run(send(self._settings.context, Send("GET", path))).content
+
+
+class Session(SessionView):
+    """One session, one round at a time, from one thread. Closed by close() or leaving a with block.
+
+    The rounds return Round and raise ProblemError, TransportError, ContractError; besides: DesyncError and MovedError
+    when the session was changed elsewhere in a way that the text handed out does not survive; TreeError before
+    anything is sent. After a TransportError the session may be used on: if the lost round was done, the next call
+    finds its tokens and returns them (Round.recovered is "resync").
+    """
+
+    def __init__(self, client: Client, core: flows.SessionCore) -> None:
+        super().__init__(core)
+        self._client = client
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except TransportError:
+            if kind is None:
+                raise
+
+    def verify(
+        self,
+        tree: Tree,
+        *,
+        rule: Literal["target_walk", "greedy"] | None = None,
+        want: Want | None = None,
+        deadline_ms: int | None = None,
+        lease_s: int | None = None,
+    ) -> Round:
+        """Verify tree (node 0 is `pending`), commit the accepted path, draw the next pending token.
+
+        rule: for this round only. deadline_ms: give up if not started by then (504, retried). lease_s: renew as well.
+        """
+        flow = self._core.verify(tree, rule, want, deadline_ms=deadline_ms, lease_s=lease_s)
+        return self._client._run(flow)
+
+    def decode(self, max_tokens: int, *, deadline_ms: int | None = None, lease_s: int | None = None) -> Round:
+        """The server decodes up to max_tokens (1..1024) tokens alone."""
+        return self._client._run(self._core.decode(max_tokens, deadline_ms=deadline_ms, lease_s=lease_s))
+
+    def extend(
+        self,
+        tokens: Sequence[int],
+        *,
+        keep_pending: bool = False,
+        deadline_ms: int | None = None,
+        lease_s: int | None = None,
+    ) -> Round:
+        """Append known tokens. keep_pending puts the pending token before them, else it is dropped. Reopens a finished
+        session."""
+        flow = self._core.extend(tokens, keep_pending, deadline_ms=deadline_ms, lease_s=lease_s)
+        return self._client._run(flow)
+
+    def generate(
+        self, drafter: Drafter | None, max_tokens: int, *, nodes: int = 32, depth: int = 16
+    ) -> Iterator[Round]:
+        """Rounds until max_tokens new tokens (this call's) are there or the session is finished. nodes: drafts of a
+        tree, node 0 not counted; depth: of a tree. drafter None: the server decodes alone, 16 tokens a round."""
+        done = 0
+        while done < max_tokens and self.finish is None:
+            tree = plan(drafter, self.sequence, self.limits, nodes, min(depth, max_tokens - done - 1))
+            round = self.verify(tree) if tree is not None else self.decode(min(16, max_tokens - done))
+            done += len(round.new_tokens)
+            yield round
+
+    def fetch_logits(self, round: Round, *, rows: Rows | None = None, dtype: Dtype | None = None) -> Logits:
+        """Logits of the last round that asked for them with logits_via="fetch"; rows: a part of them. 410
+        round-evicted (GoneError) once a later round was done."""
+        return self._client._run(self._core.fetch_logits(round, rows, dtype))
+
+    def stored_round(self, seq: int, wait_ms: int = 0) -> Round | None:
+        """The stored answer of a round; None while it is running."""
+        return self._client._run(self._core.stored_round(seq, wait_ms))
+
+    def state(self, tail: int | None = None) -> dict[str, Any]:
+        """The server's view, with the last `tail` (up to 4096) committed tokens."""
+        return self._client._run(self._core.state(tail))
+
+    def renew(self, lease_s: int) -> dict[str, Any]:
+        return self._client._run(self._core.renew(lease_s))
+
+    def close(self) -> None:
+        """Delete the session at the server. Twice is fine."""
+        self._client._run(self._core.close())

@@ -1,0 +1,231 @@
+"""The command `generate`: continue a prompt with drafts, show what was accepted, count.
+
+For models whose token ids are bytes: there is no tokenizer here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .client import Client, Session
+from .drafters import Drafter, NgramDrafter
+from .errors import Error, ProblemError, TransportError
+from .terminal import LiveLine, Writer, byte_text
+from .values import Round, Sampling
+
+OK, USAGE, NO_INPUT, UNREACHABLE, REFUSED, INTERRUPTED = 0, 64, 66, 69, 76, 130
+PROMPT_BYTES_MAX = 1 << 20
+BYTE_VOCABS = range(256, 513)  # bytes and some control tokens
+RECENT = 16
+
+
+class Failure(Exception):
+    """Ends the command: exit code, a short code for --json, and what to say."""
+
+    def __init__(self, exit_code: int, code: str, text: str, committed: bool | None = None) -> None:
+        super().__init__(text)
+        self.exit_code, self.code, self.committed = exit_code, code, committed
+
+
+@dataclass
+class Tally:
+    """What happened so far; times in seconds."""
+
+    max_tokens: int
+    started: float = field(default_factory=time.monotonic)
+    tokens: list[int] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    rounds: int = 0
+    round_tokens: int = 0
+    drafts: int = 0
+    server_us: int = 0
+    recent: list[tuple[float, int]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, round: Round) -> list[tuple[int, bool]]:
+        """Count a round; its tokens with "the model's own", as far as they are still wanted."""
+        alone = not round.accepted_nodes
+        self.rounds += len(round.new_tokens) if alone else 1
+        self.round_tokens += len(round.new_tokens)
+        self.drafts += max(0, round.nodes - 1) if not alone else 0
+        took = round.timing.total_us if round.timing is not None else 0
+        self.server_us += took
+        self.recent = [*self.recent, (round.rtt_s, took)][-RECENT:]
+        self.seconds = time.monotonic() - self.started
+        last = len(round.new_tokens) - 1
+        return self.take([(token, alone or at == last) for at, token in enumerate(round.new_tokens)])
+
+    def take(self, pairs: list[tuple[int, bool]]) -> list[tuple[int, bool]]:
+        pairs = pairs[: self.max_tokens - len(self.tokens)]
+        self.tokens += [token for token, _ in pairs]
+        self.own += [int(own) for _, own in pairs]
+        return pairs
+
+    @property
+    def accept_len_mean(self) -> float:
+        return self.round_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.round_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def rtt_ms(self) -> float:
+        return 1e3 * sum(rtt for rtt, _ in self.recent) / len(self.recent) if self.recent else 0.0
+
+    def line(self) -> str:
+        server = sum(us for _, us in self.recent) / 1e3 / len(self.recent) if self.recent else 0.0
+        return (
+            f"{self.tokens_per_s:.0f} tokens/s | acceptance length {self.accept_len_mean:.2f} | {self.rounds} rounds | "
+            f"RTT {self.rtt_ms:.1f} ms | server {server:.1f} ms"
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("prompt", help='the text to continue; "-": read from stdin')
+    add("--url", default=os.environ.get("TREEVERIFY_URL", "http://127.0.0.1:8471"))
+    add("--store", metavar="FILE", help="text that the n-gram drafter knows besides the one so far")
+    add("--onnx", metavar="FILE", help="draft with this causal model (needs onnxruntime) instead of n-grams")
+    add("--no-drafts", action="store_true", help="the server decodes alone: same text, one token at a time")
+    add("--nodes", type=_between(1, 1023), default=32, help="drafts of a tree, node 0 not counted (32)")
+    add("--depth", type=_between(1, 1023), default=16, help="of a tree (16)")
+    add("--max-tokens", type=_between(1, 1 << 20), default=200, help="new tokens (200)")
+    add("--temperature", type=float, default=0.0, help="0 is greedy, the default")
+    add("--seed", type=_between(0, (1 << 64) - 1), help="the same seed gives the same text")
+    add("--stop", type=_between(0, 2**31 - 1), action="append", default=[], metavar="ID", help="end at this token")
+    add("--color", choices=("auto", "always", "never"), default="auto")
+    add("--live", choices=("auto", "never"), default="auto", help="the status line on a terminal")
+    add("--json", action="store_true", help="print one JSON object at the end")
+
+
+def _between(low: int, high: int) -> Any:
+    def integer(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{value} is not in {low} to {high}")
+        return value
+
+    return integer
+
+
+def _prompt(text: str) -> bytes:
+    data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1) if text == "-" else os.fsencode(text)
+    if not 0 < len(data) <= PROMPT_BYTES_MAX:
+        raise Failure(USAGE, "usage", f"a prompt has 1 to {PROMPT_BYTES_MAX} bytes")
+    return data
+
+
+def _drafter(options: argparse.Namespace) -> Drafter | None:
+    if options.no_drafts:
+        return None
+    try:
+        if options.onnx:
+            try:
+                from .drafters.onnx import OnnxDrafter
+            except ImportError as error:
+                raise Failure(USAGE, "usage", f"--onnx needs onnxruntime: {error}") from error
+            if not Path(options.onnx).is_file():
+                raise Failure(NO_INPUT, "no-input", f"{options.onnx}: no such file")
+            return OnnxDrafter(options.onnx)
+        return NgramDrafter.from_file(options.store) if options.store else NgramDrafter()
+    except OSError as error:
+        raise Failure(NO_INPUT, "no-input", str(error)) from error
+
+
+def _rounds(session: Session, drafter: Drafter | None, options: argparse.Namespace, tally: Tally, show: Any) -> None:
+    show(tally.take([(session.pending, True)]), None)  # the prompt's pass gave the first token
+    left = options.max_tokens - 1
+    if left > 0:
+        for round in session.generate(drafter, left, nodes=options.nodes, depth=options.depth):
+            show(tally.add(round), tally)
+
+
+def _generate(options: argparse.Namespace) -> int:
+    prompt, drafter = list(_prompt(options.prompt)), _drafter(options)
+    sampling = Sampling(
+        rule="target_walk" if options.temperature > 0 else "greedy", temperature=options.temperature, seed=options.seed
+    )
+    color = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
+    live = options.live == "auto" and sys.stderr.isatty() and not options.json
+    writer = None if options.json else Writer(sys.stdout, color)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(Client(options.url))
+        model = client.model()
+        if model.vocab not in BYTE_VOCABS:
+            text = f"{model.name} has a vocabulary of {model.vocab}: its tokens are not bytes, and there is no tokenizer"
+            raise Failure(REFUSED, "not-bytes", text)
+        session = stack.enter_context(client.session(prompt, sampling=sampling, stop=options.stop))
+        line = stack.enter_context(LiveLine(sys.stderr)) if live else None
+        tally = Tally(options.max_tokens)
+
+        def show(pairs: list[tuple[int, bool]], counted: Tally | None) -> None:
+            if writer is not None:
+                for token, own in pairs:
+                    writer.token(token, own)
+                writer.flush()
+            if line is not None and counted is not None:
+                line.show(counted.line())
+
+        if writer is not None:
+            writer.prompt(prompt)
+        try:
+            _rounds(session, drafter, options, tally, show)
+        finally:
+            if writer is not None:
+                writer.end()
+        _report(options, tally, session, client)
+    return OK
+
+
+def _report(options: argparse.Namespace, tally: Tally, session: Session, client: Client) -> None:
+    finish = session.finish or "max-tokens"
+    if not options.json:
+        print(
+            f"\n{len(tally.tokens)} new tokens in {tally.rounds} rounds: acceptance length {tally.accept_len_mean:.2f}, "
+            f"{tally.drafts / tally.rounds if tally.rounds else 0:.1f} drafts a round, "
+            f"{tally.tokens_per_s:.0f} tokens/s ({finish})"
+        )
+        return
+    print(
+        json.dumps(
+            {
+                "text": byte_text(tally.tokens), "tokens": tally.tokens, "own": tally.own, "rounds": tally.rounds,
+                "drafts": tally.drafts, "accept_len_mean": round(tally.accept_len_mean, 4),
+                "tokens_per_s": round(tally.tokens_per_s, 1), "seconds": round(tally.seconds, 4),
+                "rtt_ms": round(tally.rtt_ms, 3), "server_us": tally.server_us, "retries": client.retries,
+                "resumed": session.resumed, "finish": finish, "digest": session.digest,
+            }
+        )
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    try:
+        try:
+            return _generate(options)
+        except ProblemError as error:
+            raise Failure(REFUSED, error.code, str(error), error.committed) from error
+        except TransportError as error:
+            raise Failure(UNREACHABLE, "unreachable", str(error)) from error
+        except Error as error:
+            raise Failure(REFUSED, "contract", str(error)) from error
+        except ValueError as error:
+            raise Failure(USAGE, "usage", str(error)) from error
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Failure as failure:
+        if options.json:
+            print(json.dumps({"error": failure.code, "detail": str(failure), "committed": failure.committed}))
+        else:
+            print(f"treeverify: {failure}", file=sys.stderr)
+        return failure.exit_code

@@ -1,0 +1,217 @@
+"""Rules without input or output: retries, problems, arrays, the digest chain. A script plays the server."""
+
+import base64
+import dataclasses
+import email.utils
+import json
+import time
+import unittest
+
+import numpy as np
+from harness import main
+from openapi import CODES
+
+import treeverify as tv
+from treeverify.calls import Context, Pause, Reply, Retry, Send, call, send
+from treeverify.digest import Digest
+from treeverify.errors import problem_of
+from treeverify.session import tokens_body
+from treeverify.values import Logits, TopK, float_array
+
+
+def problem(status, code, retryable=False, headers=None, **more):
+    body = dict(status=status, code=code, retryable=retryable, committed=False, detail="d", title="t", **more)
+    return Reply(status, headers or {}, json.dumps(body).encode())
+
+
+def play(flow, script):
+    """Run a flow against replies and exceptions; returns (result or exception, sends, pauses)."""
+    script, sends, pauses = list(script), [], []
+    try:
+        effect = next(flow)
+        while True:
+            if isinstance(effect, Pause):
+                pauses.append(effect.seconds)
+                effect = flow.send(None)
+                continue
+            sends.append(effect)
+            step = script.pop(0)
+            effect = flow.throw(step) if isinstance(step, Exception) else flow.send(step)
+    except StopIteration as stop:
+        assert not script, "the flow asked less than the script has"
+        return stop.value, sends, pauses
+    except tv.Error as error:
+        return error, sends, pauses
+
+
+GOOD = Reply(200, {}, b'{"ok":true}')
+LOST = tv.TransportError("lost")
+
+
+class CallsTest(unittest.TestCase):
+    def context(self, **retry):
+        now = [0.0]
+        context = Context(Retry(**retry), clock=lambda: now[0], uniform=lambda: 1.0)
+        return context
+
+    def test_the_same_bytes_again(self):
+        script = [LOST, problem(503, "overloaded", True), problem(504, "deadline", True), GOOD]
+        context = self.context()
+        result, sends, pauses = play(call(context, "POST", "/x", {"seq": 1, "a": [1, 2]}), script)
+        self.assertEqual(result, {"ok": True})
+        self.assertEqual(len(set(sends)), 1)
+        self.assertEqual(sends[0], Send("POST", "/x", b'{"seq":1,"a":[1,2]}'))
+        self.assertEqual(pauses, [0.05, 0.1, 0.2])
+        self.assertEqual(context.retries, 3)
+
+    def test_what_is_not_worth_another(self):
+        for status, codes in CODES.items():
+            for code in codes:
+                if status not in (408, 429, 503, 504) and code not in ("session-busy", "kernel-fault"):
+                    result, sends, _ = play(call(self.context(), "GET", "/x"), [problem(status, code)])
+                    self.assertEqual((result.code, len(sends)), (code, 1))
+
+    def test_retry_after(self):
+        for text, least, most in (
+            ("7", 7.0, 7.0),
+            ("0", 0.05, 0.05),
+            (email.utils.formatdate(time.time() + 20, usegmt=True), 18.0, 20.5),
+            (email.utils.formatdate(time.time() - 20, usegmt=True), 0.05, 0.05),
+            ("soon", 0.05, 0.05),
+            ("-3", 0.05, 0.05),
+        ):
+            reply = problem(429, "rate-limited", True, {"retry-after": text})
+            _, _, pauses = play(call(self.context(), "GET", "/x"), [reply, GOOD])
+            self.assertTrue(least <= pauses[0] <= most, (text, pauses))
+
+    def test_bounds(self):
+        result, sends, pauses = play(call(self.context(attempts=4), "GET", "/x"), [LOST] * 4)
+        self.assertIs(result, LOST)
+        self.assertEqual((len(sends), len(pauses)), (4, 3))
+        late = problem(503, "draining", True, {"retry-after": "500"})
+        result, sends, _ = play(call(self.context(), "GET", "/x"), [late])
+        self.assertEqual((result.code, result.retry_after_s, len(sends)), ("draining", 500.0, 1))
+        retry = Retry(attempts=100, base_s=0.1, cap_s=2.0)
+        for failures in range(1, 80):
+            longest = min(2.0, 0.1 * 2 ** (failures - 1))
+            self.assertAlmostEqual(retry.pause_s(failures, None, lambda: 0.0), longest / 2)
+            self.assertAlmostEqual(retry.pause_s(failures, None, lambda: 1.0), longest)
+        for bad in (dict(attempts=0), dict(total_s=0), dict(base_s=2, cap_s=1)):
+            with self.assertRaises(ValueError):
+                Retry(**bad)
+
+    def test_answers_of_intermediaries(self):
+        proxy_says = Reply(502, {"content-type": "text/html"}, b"<html>bad gateway")
+        result, sends, _ = play(call(self.context(), "GET", "/x"), [proxy_says, GOOD])
+        self.assertEqual((result, len(sends)), ({"ok": True}, 2))
+        result, sends, _ = play(call(self.context(), "GET", "/x"), [Reply(404, {}, b"nope")])
+        self.assertIsInstance(result, tv.NotFoundError)
+        self.assertIsNone(result.committed)
+        for content in (b"[1]", b"{", b"\xff"):
+            result, _, _ = play(call(self.context(), "GET", "/x"), [Reply(200, {}, content)])
+            self.assertIsInstance(result, tv.ContractError)
+
+    def test_every_problem_is_mapped(self):
+        kinds = {
+            "tree-invalid": tv.TreeRefusedError, "tree-too-large": tv.TreeRefusedError,
+            "context-full": tv.ContextFullError, "session-finished": tv.FinishedError,
+            "parity-mismatch": tv.ParityMismatchError, "kernel-fault": tv.ServerFaultError,
+            "internal": tv.ServerFaultError, "numeric-fault": tv.ServerFaultError,
+        }
+        by_status = {
+            400: tv.BadRequestError, 401: tv.AccessError, 403: tv.AccessError, 404: tv.NotFoundError,
+            405: tv.BadRequestError, 408: tv.UnavailableError, 409: tv.ConflictError, 410: tv.GoneError,
+            413: tv.BadRequestError, 415: tv.BadRequestError, 422: tv.BadRequestError, 429: tv.UnavailableError,
+            503: tv.UnavailableError, 504: tv.UnavailableError,
+        }
+        count = 0
+        for status, codes in CODES.items():
+            for code in sorted(codes):
+                body = dict(
+                    code=code, title="T", detail="D", retryable=True, committed=False, pointer="/tree/tokens/3", node=3,
+                    session_state={"next_seq": 4}, instance="id-1",
+                )
+                error = problem_of(status, body, 2.0)
+                self.assertIs(type(error), kinds.get(code, by_status.get(status)), code)
+                self.assertIsInstance(error, tv.ProblemError)
+                seen = (error.code, error.status, error.committed, error.retryable, error.node, error.pointer)
+                self.assertEqual(seen, (code, status, False, True, 3, "/tree/tokens/3"))
+                self.assertEqual((error.session_state["next_seq"], error.request_id), (4, "id-1"))
+                self.assertEqual(error.retry_after_s, 2.0)
+                self.assertIn(code, str(error))
+                count += 1
+        self.assertGreater(count, 35)
+        self.assertIs(type(problem_of(418, {"code": "later"})), tv.BadRequestError)
+
+    def test_digest_chain(self):
+        import hashlib
+
+        value = hashlib.sha256(b"treeverify-kv-v1" + bytes(range(32)) + "sältz".encode()).digest()[:16]
+        digest = Digest(bytes(range(32)).hex(), "sältz")
+        self.assertEqual(digest.hex(), value.hex())
+        for token in (0, 260, 2**31 - 1):
+            value = hashlib.sha256(value + token.to_bytes(4, "little")).digest()[:16]
+            digest.push([token])
+        self.assertEqual(digest.hex(), value.hex())
+        other = digest.copy().push([1])
+        self.assertNotEqual(other.hex(), digest.hex())
+        with self.assertRaises(ValueError):
+            Digest("ab")
+
+    def test_arrays(self):
+        values = np.array([[0.0, -0.0, 1.5], [-np.inf, 65504.0, 2.0**-14]], dtype=np.float32)
+        np.testing.assert_array_equal(float_array(values.tobytes(), "f32", (2, 3)), values)
+        np.testing.assert_array_equal(float_array(values.astype("<f2").tobytes(), "f16", (2, 3)), values)
+        bf16 = (values.view(np.uint32) >> 16).astype("<u2")
+        widened = float_array(bf16.tobytes(), "bf16", (2, 3))
+        np.testing.assert_array_equal(widened.view(np.uint32), values.view(np.uint32) >> 16 << 16)
+        self.assertEqual(widened.dtype, np.float32)
+        for data, dtype, shape in ((b"123", "f32", (1, 1)), (b"1234", "f64", (1, 1)), (b"1234", "bf16", (1, 3))):
+            with self.assertRaises(tv.ContractError):
+                float_array(data, dtype, shape)
+
+    def test_topk_and_logits_refuse_other_shapes(self):
+        def b64(array):
+            return base64.b64encode(array.tobytes()).decode()
+
+        good = {
+            "k": 2, "rows": [0, 3], "shape": [2, 2], "ids_b64": b64(np.array([[1, 2], [3, 4]], "<i4")),
+            "logits_b64": b64(np.array([[1, 0], [2, 1]], "<f4")), "lse_b64": b64(np.array([2, 3], "<f4")),
+        }
+        top = TopK.read(good)
+        self.assertEqual(top.ids.tolist(), [[1, 2], [3, 4]])
+        self.assertEqual(top.logprobs.tolist(), [[-1, -2], [-1, -2]])
+        for change in (dict(shape=[3, 2]), dict(rows=[0]), dict(ids_b64="AAAA"), dict(lse_b64="!"), dict(lse_b64=3)):
+            with self.assertRaises(tv.ContractError):
+                TopK.read(dict(good, **change))
+        with self.assertRaises(tv.ContractError):
+            Logits.read({"rows": [0], "shape": [2, 1], "dtype": "f32", "data_b64": "AAAAAAAAAAA="})
+
+    def test_tokens_body(self):
+        self.assertEqual(tokens_body([1, 2]), {"tokens": [1, 2]})
+        long = tokens_body(range(1000))
+        self.assertEqual(np.frombuffer(base64.b64decode(long["tokens_b64"]), "<i4").tolist(), list(range(1000)))
+        for bad in ([-1] * 100, [2**31] * 100, [0.5] * 100):
+            with self.assertRaises(ValueError):
+                tokens_body(bad)
+
+    def test_sampling_seed(self):
+        self.assertEqual(tv.Sampling(seed=2**64 - 1).body()["seed"], str(2**64 - 1))
+        self.assertNotIn("seed", tv.Sampling().body())
+        with self.assertRaises(ValueError):
+            dataclasses.replace(tv.Sampling(), seed=2**64).body()
+
+    def test_addresses(self):
+        for bad in ("127.0.0.1:8471", "ftp://x", "http://", "http://x/v1", "http://x?y=1"):
+            with self.assertRaises(Exception) as caught:
+                tv.Client(bad)
+            self.assertIn("HOST:PORT", str(caught.exception), bad)
+        tv.Client("http://127.0.0.1:1/").close()
+
+    def test_send_gives_the_reply(self):
+        raw = Reply(200, {"etag": "x"}, b"\x00\x01")
+        self.assertIs(play(send(self.context(), Send("GET", "/t")), [raw])[0], raw)
+
+
+if __name__ == "__main__":
+    main()
