@@ -1,0 +1,112 @@
+/*
+ * test_cuda_plan.c - the cut of a verify launch on CUDA (kernels/cuda/plan.h), which is a pure
+ * function: every row meets every KV tile once, partial sums do not overlap, and nothing exceeds
+ * what the host reserved for a launch. Needs no device.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/cuda/plan.h"
+
+#define M_TILES_MAX 8192 /* 1,024 nodes of 128 heads */
+
+static uint64_t state = 20260102;
+
+static int32_t pick(int32_t low, int32_t high)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return low + (int32_t)((state >> 33) % (uint64_t)(high - low + 1));
+}
+
+static struct tv_plan_device pick_device(void)
+{
+    struct tv_plan_device device;
+    device.m_tiles_max = pick(0, 1) != 0 ? 4 : 1;
+    device.blocks = pick(0, 2) != 0 ? 132 : 188;
+    device.splits = pick(0, 3) != 0 ? 0 : pick(1, 64);
+    return device;
+}
+
+/* Blocks of one row tile follow each other without a gap from its first KV tile to its last. */
+static void check_cover(const struct tv_plan *plan)
+{
+    static int32_t reached[M_TILES_MAX];
+    int32_t blocks = tv_plan_blocks(plan), m_tiles = (plan->rows + TV_PLAN_M - 1) / TV_PLAN_M;
+    assert_true(m_tiles <= M_TILES_MAX);
+    memset(reached, 0, sizeof reached);
+    for (int32_t i = 0; i < blocks; i++) {
+        struct tv_plan_block block = tv_plan_block(plan, i);
+        assert_true(block.m_tiles > 0 && block.tile_end > block.tile_first);
+        for (int32_t m = block.m_first; m < block.m_first + block.m_tiles; m++) {
+            assert_true(m < m_tiles);
+            assert_int_equal(reached[m], block.tile_first);
+            reached[m] = block.tile_end;
+        }
+    }
+    for (int32_t m = 0; m < m_tiles; m++) {
+        assert_int_equal(reached[m], plan->kv_tiles);
+    }
+}
+
+/* Partial sums of a request's blocks, m-tile by m-tile. */
+static void check_slots(const struct tv_plan *plan, int64_t room)
+{
+    size_t slots = (size_t)(room / TV_PLAN_M);
+    unsigned char *taken = calloc(slots + 1, 1);
+    assert_non_null(taken);
+    for (int32_t i = 0; i < tv_plan_blocks(plan); i++) {
+        struct tv_plan_block block = tv_plan_block(plan, i);
+        for (int32_t m = 0; block.splits > 1 && m < block.m_tiles; m++) {
+            assert_true((size_t)(block.slot + m) < slots);
+            assert_int_equal(taken[block.slot + m], 0);
+            taken[block.slot + m] = 1;
+        }
+    }
+    free(taken);
+}
+
+static void test_cut(void **unused)
+{
+    (void)unused;
+    for (int32_t i = 0; i < 3000; i++) {
+        struct tv_plan_device device = pick_device();
+        int32_t heads = pick(1, 128), nodes_max = pick(1, pick(0, 7) != 0 ? 64 : 1024);
+        int32_t length_max = nodes_max + pick(0, pick(0, 1) != 0 ? 3000 : 300000);
+        int32_t nodes = pick(1, nodes_max), prefix = pick(0, length_max - nodes);
+        struct tv_plan_bound bound = tv_plan_bound(device, nodes_max, heads, length_max);
+        struct tv_plan plan = tv_plan_request(device, nodes, heads, prefix);
+        assert_true(tv_plan_blocks(&plan) <= bound.blocks);
+        assert_true(plan.full.row_tiles == 0 || plan.full.splits <= bound.splits);
+        assert_true(plan.rest.row_tiles == 0 || plan.rest.splits <= bound.splits);
+        check_cover(&plan);
+        check_slots(&plan, bound.partial_rows);
+    }
+}
+
+/* The whole device has work at the points that the measurement plan splits. */
+static void test_device_is_filled(void **unused)
+{
+    static const int32_t points[][3] = {
+        {16, 17, 25000}, {8, 17, 185000}, {16, 17, 185000}, {64, 64, 32768}, {16, 1, 185000}};
+    struct tv_plan_device device = {4, 132, 0};
+    (void)unused;
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        struct tv_plan plan = tv_plan_request(device, points[i][1], points[i][0], points[i][2]);
+        int32_t blocks = tv_plan_blocks(&plan);
+        assert_true(blocks >= 126 && blocks <= 132);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_device_is_filled),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
