@@ -1,0 +1,168 @@
+"""`python -m treeverify generate` as people run it: text, marks, JSON, the live line, exit codes."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import unittest
+
+from harness import PACKAGE_ENV, QUICK, ROOT, SCALE, STORE, DaemonTest, FlakyProxy, main, prompts, url_of
+
+import treeverify as tv
+from treeverify.generate import Tally
+from treeverify.terminal import byte_text, visible
+
+COUNT = 80 if SCALE >= 1 else 20
+
+
+class GenerateTest(DaemonTest):
+    def run_command(self, *arguments, code=0, stdin=b"", url=None):
+        command = [sys.executable, "-m", "treeverify", *arguments]
+        env = dict(PACKAGE_ENV, TREEVERIFY_URL=url or url_of(self.daemon))
+        got = subprocess.run(command, input=stdin, capture_output=True, env=env, timeout=170)
+        self.assertEqual(got.returncode, code, f"{arguments}: {got.stdout!r} {got.stderr!r}")
+        return got.stdout.decode(), got.stderr.decode()
+
+    def json(self, prompt, *options, **more):
+        text, _ = self.run_command("generate", "--json", *options, "-", stdin=bytes(prompt), **more)
+        return json.loads(text)
+
+    def test_json_is_the_decoded_text(self):
+        prompt = prompts(1)[0]
+        plain = self.plain(prompt, COUNT)
+        run = self.json(prompt, "--store", STORE, "--max-tokens", str(COUNT))
+        alone = self.json(prompt, "--no-drafts", "--max-tokens", str(COUNT))
+        for result in (run, alone):
+            self.assertEqual((result["tokens"], result["text"]), (plain, bytes(plain).decode()))
+            self.assertEqual((result["finish"], result["resumed"]), ("max-tokens", 0))
+            self.assertEqual((len(result["own"]), result["own"][0]), (COUNT, 1))
+            self.assertGreater(result["rtt_ms"], 0)
+        self.assertEqual((alone["accept_len_mean"], alone["drafts"], sum(alone["own"])), (1.0, 0, COUNT))
+        self.assertGreater(run["accept_len_mean"], 1.5)
+        self.assertEqual(round(run["accept_len_mean"] * run["rounds"]), COUNT - 1)
+        self.assertEqual(self.client.sessions(), [])
+
+    def test_marks(self):
+        prompt = "Ge1:1 In the beginning God"
+        run = self.json(prompt.encode(), "--store", STORE, "--max-tokens", "40")
+        text, error = self.run_command("generate", "--store", STORE, "--max-tokens", "40", prompt)
+        pairs = list(zip(map(chr, run["tokens"]), run["own"]))
+        marked = "".join(f"[{c}]" if own else c for c, own in pairs)
+        self.assertTrue(text.startswith(prompt + marked + "\n\n40 new tokens in "), text)
+        self.assertEqual(error, "")
+        text, _ = self.run_command("generate", "--store", STORE, "--max-tokens", "40", "--color", "always", prompt)
+        marked = "".join(f"\x1b[{1 if own else 32}m{c}\x1b[0m" for c, own in pairs)
+        self.assertTrue(text.startswith(prompt + marked), text)
+
+    def test_seeds_and_stop(self):
+        prompt = prompts(1)[0]
+        seeded = ("--temperature", "0.8", "--max-tokens", "30", "--seed")
+        first = self.json(prompt, *seeded, "7", "--store", STORE)
+        self.assertEqual(first["tokens"], self.json(prompt, *seeded, "7", "--no-drafts")["tokens"])
+        self.assertNotEqual(first["tokens"], self.json(prompt, *seeded, "8", "--no-drafts")["tokens"])
+        stopped = self.json(prompt, "--store", STORE, "--stop", "32")
+        self.assertEqual((stopped["finish"], stopped["tokens"].index(32)), ("stop", len(stopped["tokens"]) - 1))
+        self.assertEqual(self.json(prompt, "--max-tokens", "1")["rounds"], 0)
+
+    def test_over_a_flaky_link(self):
+        prompt = prompts(1)[0]
+        proxy = FlakyProxy(self.daemon, 0.1)
+        try:
+            run = self.json(prompt, "--store", STORE, "--max-tokens", "40", url=proxy.url)
+        finally:
+            proxy.close()
+        self.assertEqual(run["tokens"], self.plain(prompt, 40))
+        self.assertGreater(run["retries"], 0)
+
+    def test_live_line(self):
+        """On a terminal: the status line stands outside the scrolling rows, and the terminal is left as it was."""
+        main_end, terminal = pty.openpty()
+        os.set_inheritable(terminal, True)
+        import fcntl
+        import struct
+        import termios
+
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        command = [sys.executable, "-m", "treeverify", "generate", "--store", STORE, "--max-tokens", "30", "And God"]
+        env = dict(PACKAGE_ENV, TREEVERIFY_URL=url_of(self.daemon))
+        process = subprocess.Popen(command, stdout=terminal, stderr=terminal, stdin=subprocess.DEVNULL, env=env)
+        os.close(terminal)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(main_end, 65536)
+            except OSError:
+                break
+            if not piece:
+                break
+            seen += piece
+        os.close(main_end)
+        self.assertEqual(process.wait(timeout=60), 0)
+        text = seen.decode()
+        self.assertIn("\x1b[1;23r", text)
+        self.assertRegex(text, r"\x1b\[24;1H\x1b\[2K\d+ tokens/s \| acceptance length \d+\.\d\d \| \d+ rounds \| RTT")
+        self.assertGreater(text.rindex("\x1b[r"), text.rindex("tokens/s |"))
+        self.assertIn("30 new tokens in ", text)
+        self.assertIn("\x1b[1m", text)
+
+    def test_interrupt(self):
+        command = [sys.executable, "-m", "treeverify", "generate", "--no-drafts", "--max-tokens", "100000", "x"]
+        env = dict(PACKAGE_ENV, TREEVERIFY_URL=url_of(self.daemon))
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+        process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, error), (130, b""))
+        self.assertEqual(self.client.sessions(), [])
+
+    def test_exit_codes(self):
+        self.run_command(code=64)
+        self.run_command("generate", code=64)
+        self.run_command("generate", "", code=64)
+        for wrong in (("--nodes", "0"), ("--nodes", "x"), ("--seed", "-1"), ("--temperature", "x"), ("--no-such",)):
+            self.run_command("generate", *wrong, "x", code=64)
+        self.run_command("generate", "--url", "ftp://x", "x", code=64)
+        _, error = self.run_command("generate", "--store", "/nonexistent", "x", code=66)
+        self.assertIn("/nonexistent", error)
+        _, error = self.run_command("generate", "--temperature", "101", "x", code=76)
+        self.assertIn("422 wrong-value at /sampling/temperature", error)
+        text, _ = self.run_command("generate", "--json", "--temperature", "101", "x", code=76)
+        self.assertEqual({k: json.loads(text)[k] for k in ("error", "committed")}, {"error": "wrong-value", "committed": False})
+        self.assertIn("usage: ", self.run_command("generate", "--help")[0])
+        self.assertIn(tv.__version__, self.run_command("--version")[0])
+
+    def test_text(self):
+        self.assertEqual(byte_text([*"hä".encode(), 257, 65]), "hä<257>A")
+        self.assertEqual(byte_text([0xC3, 65, 0xC3]), "\ufffdA\ufffd")
+        self.assertEqual(visible("a\x1b[2J\n\t\x07"), "a\\x1b[2J\n\t\\x07")
+
+    def test_tally_counts_what_was_wanted(self):
+        with tv.Client(url_of(self.daemon), retry=QUICK) as client, client.session([65, 66]) as session:
+            tally = Tally(3)
+            tally.take([(session.pending, True)])
+            pairs = tally.add(session.decode(5))
+            self.assertEqual((len(pairs), len(tally.tokens), tally.round_tokens, tally.rounds), (2, 3, 5, 5))
+
+
+class ReadmeTest(DaemonTest):
+    def test_the_drafter_of_the_readme(self):
+        """The first Python block of clients/python/README.md runs against a daemon and pays."""
+        with open(os.path.join(ROOT, "clients", "python", "README.md"), encoding="utf-8") as file:
+            code = file.read().split("```python\n")[1].split("```")[0]
+        self.assertIn("http://127.0.0.1:8471", code)
+        code = code.replace("http://127.0.0.1:8471", url_of(self.daemon))
+        code += "\nprint()\nprint(len(session.new_tokens), session._core.next_seq - 1)\n"
+        got = subprocess.run([sys.executable, "-c", code], capture_output=True, env=PACKAGE_ENV, timeout=120, text=True)
+        self.assertEqual(got.returncode, 0, got.stderr)
+        lines = got.stdout.split("\n")
+        tokens, rounds = map(int, lines[-2].split())
+        self.assertEqual(tokens, 61)
+        self.assertLess(rounds, 60)
+        plain = self.plain(list(b"Holy, holy, holy, holy"), 61, tv.Sampling(rule="greedy"))
+        self.assertEqual("\n".join(lines[:-2]), bytes(plain[1:]).decode())
+
+
+if __name__ == "__main__":
+    main()
