@@ -19,6 +19,7 @@ class AsyncTest(DaemonTest):
         samplings = [GREEDY if i % 2 else tv.Sampling(temperature=0.9, seed=i) for i in range(8)]
         plain = [self.plain(prompt, COUNT, sampling) for prompt, sampling in zip(starts, samplings)]
         proxy = FlakyProxy(self.daemon, 0.15)
+        self.addCleanup(self.close_leftovers)
 
         async def one(client, at):
             async with await client.session(starts[at], sampling=samplings[at]) as session:

@@ -69,6 +69,7 @@ class GenerateTest(DaemonTest):
     def test_over_a_flaky_link(self):
         prompt = prompts(1)[0]
         proxy = FlakyProxy(self.daemon, 0.1)
+        self.addCleanup(self.close_leftovers)
         try:
             run = self.json(prompt, "--store", STORE, "--max-tokens", "40", url=proxy.url)
         finally:
