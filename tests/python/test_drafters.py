@@ -112,6 +112,9 @@ class OtherDraftersTest(unittest.TestCase):
                 np.testing.assert_allclose(best.scores, wanted.scores, rtol=1e-9)
             layers = CausalDrafter(self.forward, top_k=3, method="layers", width=2).draft([*context, root], 9, 4)
             self.assertEqual(layers, expand(root, self.step(context, 3), 9, depth=4, width=2, top_k=3))
+        rows = CausalDrafter(self.forward, window=5)._last_rows([1, 2, 3], [[4], [4, 1], [4, 1, 2, 5]])
+        for row, seen in zip(rows, ([1, 2, 3, 4], [1, 2, 3, 4, 1], [3, 4, 1, 2, 5])):
+            np.testing.assert_array_equal(row, self.forward(np.array([seen]))[0, -1])
         with self.assertRaises(ValueError):
             CausalDrafter(lambda ids: np.zeros((1, 1))).draft([1], 3, 2)
         with self.assertRaises(ValueError):

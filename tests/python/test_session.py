@@ -1,6 +1,7 @@
 """Session and the one-shot calls against the real daemon: rounds, arrays, refusals, state."""
 
 import math
+import socket
 import unittest
 
 import numpy as np
@@ -233,11 +234,14 @@ class SessionTest(DaemonTest):
             self.assertTrue(math.isfinite(round.margin_min))
 
     def test_keep_alive(self):
-        """Many calls, one connection: nothing is opened per call."""
+        """Many calls, one connection, which does not wait for acknowledgements between head and body."""
         with Client(url_of(self.daemon)) as client, client.session([65, 66], sampling=GREEDY) as session:
             for _ in range(10):
                 session.decode(1)
-            self.assertEqual(len(client._http._transport._pool.connections), 1)
+            connections = client._http._transport._pool.connections
+            self.assertEqual(len(connections), 1)
+            stream = connections[0]._connection._network_stream
+            self.assertTrue(stream.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
 
 if __name__ == "__main__":
