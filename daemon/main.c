@@ -138,12 +138,12 @@ static int service_start(struct service *service)
 {
     char error[600] = "";
     const struct tv_config *config = &service->config;
-    state_dir_settle(&service->config);
     int code = tv_main_engine_open(config, &service->engine, error, sizeof error);
     if (code != TV_EXIT_DRAINED) {
         tv_log(TV_LOG_ERROR, "%s", error);
         return code;
     }
+    state_dir_settle(&service->config);
     struct tv_shadow_params shadow = {
         .probability = config->shadow,
         .path_probability = config->shadow_path,
