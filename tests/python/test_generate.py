@@ -6,12 +6,14 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from harness import PACKAGE_ENV, QUICK, ROOT, SCALE, STORE, DaemonTest, FlakyProxy, main, prompts, url_of
 
 import treeverify as tv
 from treeverify.generate import Tally
+from treeverify.report import figures
 from treeverify.terminal import byte_text, visible
 
 COUNT = 80 if SCALE >= 1 else 20
@@ -55,6 +57,43 @@ class GenerateTest(DaemonTest):
         text, _ = self.run_command("generate", "--store", STORE, "--max-tokens", "40", "--color", "always", prompt)
         marked = "".join(f"\x1b[{1 if own else 32}m{c}\x1b[0m" for c, own in pairs)
         self.assertTrue(text.startswith(prompt + marked), text)
+
+    def test_report(self):
+        """The page is whole HTML with drawings, asks the network for nothing, and its numbers are those of the run."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "out.html")
+            options = ("--store", STORE, "--max-tokens", "40", "--report", path)
+            run = self.json(b"Ge1:1 And <b>God", *options)
+            with open(path, encoding="utf-8") as file:
+                page = file.read()
+            self.run_command("generate", "--report", os.path.join(folder, "no", "x"), "--max-tokens", "2", "x", code=73)
+        numbers = json.loads(page.split("id='numbers'>")[1].split("</script>")[0])
+        self.assertEqual(numbers["summary"], run)
+        self.assertEqual(len(numbers["stages_us"]), run["rounds"])
+        sizes = numbers["accepted_by_nodes"]
+        self.assertEqual(sum(count for _, count, _ in sizes), run["rounds"])
+        self.assertEqual(sum(nodes * count for nodes, count, _ in sizes), run["drafts"])
+        self.assertEqual(round(sum(count * mean for _, count, mean in sizes)) + run["rounds"], 39)
+        shares = numbers["acceptance_by_depth"]
+        self.assertTrue(shares and all(0 <= share <= 1 for share in shares))
+        self.assertEqual(page.count("<svg "), 3)
+        self.assertEqual(page.count("<rect "), len(shares) + len(sizes) + 4 * run["rounds"])
+        for word in ("http", "src=", "href="):
+            self.assertNotIn(word, page)
+
+    def test_figures(self):
+        timing = tv.Timing(10, 20, 35, 1)
+        def made(nodes, depth, accepted):
+            return tv.Round(
+                1, [0] * (accepted + 1), 0, 9, "", "greedy", True, None, list(range(accepted + 1)), [0] * (accepted + 1),
+                nodes=nodes, depth=depth, timing=timing, rtt_s=0.0001,
+            )
+
+        got = figures([made(5, 2, 2), made(5, 2, 0), made(9, 4, 1), made(1, 0, 0)])
+        self.assertEqual(got["acceptance_by_depth"], [2 / 3, 1 / 3, 0.0, 0.0])
+        self.assertEqual(got["accepted_by_nodes"], [[0, 1, 0.0], [4, 2, 1.0], [8, 1, 1.0]])
+        self.assertEqual(got["stages_us"], [[10, 20, 5, 65]] * 4)
+        self.assertEqual(figures([]), {"acceptance_by_depth": [], "accepted_by_nodes": [], "stages_us": []})
 
     def test_seeds_and_stop(self):
         prompt = prompts(1)[0]

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             help="continue a text with drafts",
             description="Continue PROMPT with a model whose token ids are bytes. Accepted drafts are green and the model's "
             "own tokens bold on a terminal; elsewhere the own ones stand in [brackets]. Exit codes: 0, 64 usage, 66 no such "
-            "file, 69 unreachable, 76 refused, 130 interrupted.",
+            "file, 69 unreachable, 73 a report that cannot be written, 76 refused, 130 interrupted.",
         )
     )
     return generate.run(parser.parse_args(arguments))

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import report
 from .client import Client, Session
 from .drafters import Drafter, NgramDrafter
 from .errors import Error, ProblemError, TransportError
 from .terminal import LiveLine, Writer, byte_text
 from .values import Round, Sampling
 
-OK, USAGE, NO_INPUT, UNREACHABLE, REFUSED, INTERRUPTED = 0, 64, 66, 69, 76, 130
+OK, USAGE, NO_INPUT, UNREACHABLE, NO_OUTPUT, REFUSED, INTERRUPTED = 0, 64, 66, 69, 73, 76, 130
 PROMPT_BYTES_MAX = 1 << 20
 BYTE_VOCABS = range(256, 513)  # bytes and some control tokens
 RECENT = 16
@@ -47,6 +48,7 @@ class Tally:
     round_tokens: int = 0
     drafts: int = 0
     server_us: int = 0
+    kept: list[Round] = field(default_factory=list)
     recent: list[tuple[float, int]] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -58,6 +60,7 @@ class Tally:
         self.drafts += max(0, round.nodes - 1) if not alone else 0
         took = round.timing.total_us if round.timing is not None else 0
         self.server_us += took
+        self.kept.append(round)
         self.recent = [*self.recent, (round.rtt_s, took)][-RECENT:]
         self.seconds = time.monotonic() - self.started
         last = len(round.new_tokens) - 1
@@ -104,6 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stop", type=_between(0, 2**31 - 1), action="append", default=[], metavar="ID", help="end at this token")
     add("--color", choices=("auto", "always", "never"), default="auto")
     add("--live", choices=("auto", "never"), default="auto", help="the status line on a terminal")
+    add("--report", metavar="FILE", help="write a page with acceptance and times of every round (HTML)")
     add("--json", action="store_true", help="print one JSON object at the end")
 
 
@@ -186,25 +190,30 @@ def _generate(options: argparse.Namespace) -> int:
     return OK
 
 
+def _summary(tally: Tally, session: Session, client: Client) -> dict[str, Any]:
+    return {
+        "text": byte_text(tally.tokens), "tokens": tally.tokens, "own": tally.own, "rounds": tally.rounds,
+        "drafts": tally.drafts, "accept_len_mean": round(tally.accept_len_mean, 4),
+        "tokens_per_s": round(tally.tokens_per_s, 1), "seconds": round(tally.seconds, 4),
+        "rtt_ms": round(tally.rtt_ms, 3), "server_us": tally.server_us, "retries": client.retries,
+        "resumed": session.resumed, "finish": session.finish or "max-tokens", "digest": session.digest,
+    }
+
+
 def _report(options: argparse.Namespace, tally: Tally, session: Session, client: Client) -> None:
-    finish = session.finish or "max-tokens"
-    if not options.json:
-        print(
-            f"\n{len(tally.tokens)} new tokens in {tally.rounds} rounds: acceptance length {tally.accept_len_mean:.2f}, "
-            f"{tally.drafts / tally.rounds if tally.rounds else 0:.1f} drafts a round, "
-            f"{tally.tokens_per_s:.0f} tokens/s ({finish})"
-        )
+    summary = _summary(tally, session, client)
+    if options.report:
+        try:
+            Path(options.report).write_text(report.page(summary, tally.kept), encoding="utf-8")
+        except OSError as error:
+            raise Failure(NO_OUTPUT, "no-output", str(error)) from error
+    if options.json:
+        print(json.dumps(summary))
         return
     print(
-        json.dumps(
-            {
-                "text": byte_text(tally.tokens), "tokens": tally.tokens, "own": tally.own, "rounds": tally.rounds,
-                "drafts": tally.drafts, "accept_len_mean": round(tally.accept_len_mean, 4),
-                "tokens_per_s": round(tally.tokens_per_s, 1), "seconds": round(tally.seconds, 4),
-                "rtt_ms": round(tally.rtt_ms, 3), "server_us": tally.server_us, "retries": client.retries,
-                "resumed": session.resumed, "finish": finish, "digest": session.digest,
-            }
-        )
+        f"\n{len(tally.tokens)} new tokens in {tally.rounds} rounds: acceptance length {tally.accept_len_mean:.2f}, "
+        f"{tally.drafts / tally.rounds if tally.rounds else 0:.1f} drafts a round, "
+        f"{tally.tokens_per_s:.0f} tokens/s ({summary['finish']})"
     )
 
 

@@ -203,6 +203,7 @@ class Round:
     accepted_tokens: the path through the tree, node 0 first (empty for decode and extend). topk, logits: arrays, when
     asked for. logprobs [len(new_tokens)] float64, -inf where a filter removed the token. margin_min: smallest gap of the
     two best scores, None when only one token survived. rtt_s: wall time of the call, retries and pauses included.
+    nodes, depth: of the tree that was sent, node 0 counted in nodes.
     retries: attempts after the first. replayed: the server had already done this round. recovered: None, or "resync"
     (the answer was put together from tokens that the server had committed before) or "resumed" (the session was made
     anew from the client's tokens): then accepted_nodes may be empty and what was wanted may be missing.
@@ -227,6 +228,7 @@ class Round:
     shadow: Mapping[str, Any] | None = None
     sampling: Sampling | None = None
     nodes: int = 0
+    depth: int = 0
     accept_len_mean: float = 0.0
     timing: Timing | None = None
     replayed: bool = False
@@ -270,6 +272,7 @@ def read_round(answer: Mapping[str, Any], **more: Any) -> Round:
             shadow=answer.get("shadow"),
             sampling=Sampling.read(answer["sampling"]) if "sampling" in answer else None,
             nodes=int(answer["stats"]["nodes"]),
+            depth=int(answer["stats"]["depth"]),
             accept_len_mean=float(answer["stats"]["accept_len_mean"]),
             timing=Timing(timing["queue"], timing["gpu"], timing["total"], timing["batch"]),
             replayed=bool(answer.get("replayed", False)),
