@@ -26,6 +26,7 @@ OK, USAGE, NO_INPUT, UNREACHABLE, NO_OUTPUT, REFUSED, INTERRUPTED = 0, 64, 66, 6
 PROMPT_BYTES_MAX = 1 << 20
 BYTE_VOCABS = range(256, 513)  # bytes and some control tokens
 RECENT = 16
+GREEDY_SHARPNESS = 0.6  # temperature of a drafter model under a greedy target (clients/README.md)
 
 
 class Failure(Exception):
@@ -139,7 +140,7 @@ def _drafter(options: argparse.Namespace) -> Drafter | None:
                 raise Failure(USAGE, "usage", f"--onnx needs onnxruntime: {error}") from error
             if not Path(options.onnx).is_file():
                 raise Failure(NO_INPUT, "no-input", f"{options.onnx}: no such file")
-            return OnnxDrafter(options.onnx)
+            return OnnxDrafter(options.onnx, temperature=1.0 if options.temperature > 0 else GREEDY_SHARPNESS)
         return NgramDrafter.from_file(options.store) if options.store else NgramDrafter()
     except OSError as error:
         raise Failure(NO_INPUT, "no-input", str(error)) from error
