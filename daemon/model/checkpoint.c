@@ -30,7 +30,8 @@ int tv_checkpoint_file_read(int folder_fd, const char *name, size_t bytes_max, c
     char *data = NULL;
     size_t bytes = 0;
     struct stat info;
-    int fd = openat(folder_fd, name, O_RDONLY | O_CLOEXEC);
+    /* not blocking: a FIFO in the place of a file is refused, not waited for */
+    int fd = openat(folder_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         return errno == ENOENT ? -ENOENT : -EIO;
     }
@@ -80,7 +81,7 @@ static int object_read(int folder_fd, const char *name, size_t bytes_max, struct
         return tv_model_refuse(ret_error, "%s is over %zu bytes", name, bytes_max);
     }
     if (err == -EIO) {
-        return tv_model_refuse(ret_error, "%s cannot be read", name);
+        return tv_model_refuse(ret_error, "%s is no regular file that can be read", name);
     }
     if (err != 0) {
         return err;

@@ -3,6 +3,7 @@
  */
 #include "model/config_read.h"
 
+#include <float.h>
 #include <string.h>
 
 #include "model/refuse.h"
@@ -75,6 +76,20 @@ double tv_config_number(struct tv_config_read *read, const char *name, int zero_
     }
     if (!(number > 0.0 || (zero_ok && number == 0.0))) {
         tv_config_refuse(read, name, zero_ok ? "is below 0" : "is not above 0");
+        return absent;
+    }
+    if (number > (double)FLT_MAX || (number > 0.0 && number < (double)FLT_MIN)) {
+        tv_config_refuse(read, name, "is outside of what f32 holds");
+        return absent;
+    }
+    return number;
+}
+
+double tv_config_factor(struct tv_config_read *read, const char *name, int zero_ok, double absent)
+{
+    double number = tv_config_number(read, name, zero_ok, absent);
+    if (number > TV_CONFIG_FACTOR_MAX) {
+        tv_config_refuse(read, name, "is above 10000, the largest factor served");
         return absent;
     }
     return number;

@@ -20,14 +20,20 @@ struct tv_config_read {
 /* A default that no field can have: the field is required. */
 #define TV_CONFIG_REQUIRED INT64_MIN
 
+/* Published checkpoints have 16 at most. */
+#define TV_CONFIG_FACTOR_MAX 1e4
+
 /* NULL when absent or null. */
 const struct tv_json_value *tv_config_member(const struct tv_config_read *read, const char *name);
 /* The field in [min, max], or `absent` when it is absent or null. */
 int32_t tv_config_int(struct tv_config_read *read, const char *name, int32_t min, int32_t max,
                       int64_t absent);
 int tv_config_flag(struct tv_config_read *read, const char *name, int absent);
-/* A finite number > 0 (>= 0 when zero_ok). */
+/* A number > 0 (>= 0 when zero_ok) within the range of normal f32 values. */
 double tv_config_number(struct tv_config_read *read, const char *name, int zero_ok, double absent);
+/* Such a number that multiplies activations: at most TV_CONFIG_FACTOR_MAX, so that products of a
+ * few stay far inside of f32. */
+double tv_config_factor(struct tv_config_read *read, const char *name, int zero_ok, double absent);
 /* The document's string, or `absent`. */
 const char *tv_config_text(struct tv_config_read *read, const char *name, const char *absent);
 void tv_config_refuse(struct tv_config_read *read, const char *name, const char *why);

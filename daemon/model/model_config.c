@@ -192,7 +192,7 @@ static void experts_read(struct tv_config_read *read, struct tv_model_config *co
     config->moe_layer_freq = tv_config_int(read, "moe_layer_freq", 1, 1024, 1);
     config->norm_topk_prob =
         tv_config_flag(read, "norm_topk_prob", text_is(config->architecture, "deepseek_v3"));
-    config->routed_scaling_factor = tv_config_number(read, "routed_scaling_factor", 0, -1.0);
+    config->routed_scaling_factor = tv_config_factor(read, "routed_scaling_factor", 0, -1.0);
     if (config->routed_scaling_factor < 0.0) {
         tv_config_refuse(read, "routed_scaling_factor", "is missing");
     }

@@ -25,8 +25,8 @@ static void yarn_read(struct tv_config_read *rope, struct tv_model_config *confi
     }
     config->yarn_beta_fast = tv_config_number(rope, "beta_fast", 0, 32.0);
     config->yarn_beta_slow = tv_config_number(rope, "beta_slow", 0, 1.0);
-    config->yarn_mscale = tv_config_number(rope, "mscale", 1, 0.0);
-    config->yarn_mscale_all_dim = tv_config_number(rope, "mscale_all_dim", 1, 0.0);
+    config->yarn_mscale = tv_config_factor(rope, "mscale", 1, 0.0);
+    config->yarn_mscale_all_dim = tv_config_factor(rope, "mscale_all_dim", 1, 0.0);
     config->yarn_truncate = tv_config_flag(rope, "truncate", 1);
     config->yarn_original_max = tv_config_int(rope, "original_max_position_embeddings", 1,
                                               INT32_MAX / 2, config->max_position);
@@ -35,7 +35,7 @@ static void yarn_read(struct tv_config_read *rope, struct tv_model_config *confi
                          ? yarn_mscale(factor, config->yarn_mscale) /
                                yarn_mscale(factor, config->yarn_mscale_all_dim)
                          : yarn_mscale(factor, 1.0);
-    config->rope_attention_factor = tv_config_number(rope, "attention_factor", 0, implied);
+    config->rope_attention_factor = tv_config_factor(rope, "attention_factor", 0, implied);
 }
 
 /* theta is beside rope_scaling in older files and inside rope_parameters in newer ones. */
@@ -94,6 +94,9 @@ void tv_model_rope_read(struct tv_config_read *read, struct tv_model_config *con
     config->rope_theta = theta_read(read, &rope);
     if (rope.object != NULL) {
         rope_type_read(&rope, config);
+    }
+    if (config->yarn && !(fabs(log(config->rope_theta)) > 0.0)) {
+        tv_config_refuse(&rope, "rope_theta", "is 1, for which YaRN has no ramp");
     }
     if (read->err == 0) {
         read->err = rope.err;

@@ -335,7 +335,8 @@ static int file_open(struct check *check, int folder_fd)
 {
     struct tv_safetensors *file = check->file;
     struct stat info;
-    file->fd = openat(folder_fd, file->name, O_RDONLY | O_CLOEXEC);
+    /* not blocking: a FIFO in the place of a file is refused, not waited for */
+    file->fd = openat(folder_fd, file->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file->fd < 0 || fstat(file->fd, &info) != 0) {
         return FAULT(check, TV_SAFETENSORS_UNREADABLE, "%.100s: %s", file->name, strerror(errno));
     }

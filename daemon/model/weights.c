@@ -16,7 +16,7 @@
 #include "model/refuse.h"
 #include "model/weights_read.h"
 
-#define NORM_FLAGS (TV_WEIGHTS_VECTOR | TV_WEIGHTS_F32 | TV_WEIGHTS_FINITE)
+#define NORM_FLAGS (TV_WEIGHTS_VECTOR | TV_WEIGHTS_F32)
 
 int tv_model_layer_is_moe(const struct tv_model_config *config, int32_t layer)
 {
@@ -309,8 +309,8 @@ static int bind_feed_forward(struct tv_weights_read *read, int32_t layer)
     if (!tv_model_layer_is_moe(config, layer)) {
         return bind_mlp(read, &w->mlp, config->intermediate, 0, layer, "");
     }
-    int err = bind(read, &w->router, config->experts, config->hidden,
-                   TV_WEIGHTS_F32 | TV_WEIGHTS_FINITE, "model.layers.%d.mlp.gate.weight", layer);
+    int err = bind(read, &w->router, config->experts, config->hidden, TV_WEIGHTS_F32,
+                   "model.layers.%d.mlp.gate.weight", layer);
     if (err == 0 && config->topk_method == TV_TOPK_NOAUX_TC) {
         err = bind(read, &w->router_bias, 1, config->experts, NORM_FLAGS,
                    "model.layers.%d.mlp.gate.e_score_correction_bias", layer);

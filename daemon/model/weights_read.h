@@ -9,7 +9,6 @@
 enum {
     TV_WEIGHTS_VECTOR = 1, /* rank 1: [cols]; otherwise rank 2: [rows, cols] */
     TV_WEIGHTS_F32 = 2,    /* converted, which is exact from bf16 and f16 */
-    TV_WEIGHTS_FINITE = 4, /* refused when a value is not finite; needs TV_WEIGHTS_F32 */
 };
 
 /* A load under way. */
@@ -34,7 +33,8 @@ struct tv_weights_tensor {
 
 /* The stored type of a tensor. -EBADMSG when it is missing or of no served type. */
 int tv_weights_dtype(struct tv_weights_read *read, const char *name, enum tv_dtype *ret_dtype);
-/* Find, check and read; marks the tensor served. -EBADMSG with the sentence set; -ENOMEM; -EIO. */
+/* Find, check and read; marks the tensor served. A value that is not finite is refused. -EBADMSG
+ * with the sentence set; -ENOMEM; -EIO. */
 int tv_weights_fetch(struct tv_weights_read *read, struct tv_weights_tensor *tensor);
 /* Copy host bytes to new device memory of the model. -ENOMEM, -EIO. */
 int tv_weights_store(struct tv_weights_read *read, const void *data, size_t bytes,

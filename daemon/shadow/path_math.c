@@ -205,7 +205,8 @@ static double rope_frequency(const struct tv_model_config *config, int32_t i)
     }
     low = fmax(low, 0.0);
     high = fmin(high, (double)config->rope_dim - 1.0);
-    double width = high > low ? high - low : 0.001;
+    /* Only an empty ramp is widened; one whose ends are the wrong way round runs backwards. */
+    double width = high < low || high > low ? high - low : 0.001;
     double slow = fmin(fmax(((double)i - low) / width, 0.0), 1.0);
     return plain / config->yarn_factor * slow + plain * (1.0 - slow);
 }

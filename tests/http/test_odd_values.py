@@ -179,27 +179,38 @@ class OddValueTest(unittest.TestCase):
         self.assertTrue(self.caller.call("GET", "/readyz?deep=1").json["ready"])
 
 
-def plant(source, folder, values):
-    """A copy of a checkpoint whose embedding rows of some tokens hold values[token]."""
-    name = "model.embed_tokens.weight"
+def plant(source, folder, spikes):
+    """A copy of a checkpoint whose weights are finite, and in which some tokens overflow.
+
+    Column 0 of the embedding is nothing but spikes[token], and the first layer multiplies it by 3e38.
+    """
     shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
     with open(os.path.join(folder, "model.safetensors.index.json")) as file:
-        shard = json.load(file)["weight_map"][name]
-    with open(os.path.join(folder, shard), "r+b") as file:
-        (header_bytes,) = struct.unpack("<Q", file.read(8))
-        entry = json.loads(file.read(header_bytes))[name]
-        width = {"F32": 4, "BF16": 2}[entry["dtype"]]
-        columns = entry["shape"][1]
-        for token, value in values.items():
-            file.seek(8 + header_bytes + entry["data_offsets"][0] + token * columns * width)
-            file.write(struct.pack("<f", value)[4 - width :] * columns)
+        shards = json.load(file)["weight_map"]
+
+    def column_0(name, value_of):
+        with open(os.path.join(folder, shards[name]), "r+b") as file:
+            (header_bytes,) = struct.unpack("<Q", file.read(8))
+            entry = json.loads(file.read(header_bytes))[name]
+            width = {"F32": 4, "BF16": 2}[entry["dtype"]]
+            rows, columns = entry["shape"]
+            for row in range(rows):
+                values = value_of(row, columns)
+                file.seek(8 + header_bytes + entry["data_offsets"][0] + row * columns * width)
+                file.write(b"".join(struct.pack("<f", value)[4 - width :] for value in values))
+
+    column_0(
+        "model.embed_tokens.weight",
+        lambda row, columns: [spikes[row]] + [0.0] * (columns - 1) if row in spikes else [0.0],
+    )
+    column_0("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", lambda row, columns: [3e38] if row == 0 else [])
 
 
 class NumericFaultTest(unittest.TestCase):
     def test_b41_logits_that_are_no_numbers(self):
-        """Rows that a broken weight makes NaN or infinite: 500, nothing committed, the session lives."""
+        """Rows that overflow on the way to the logits: 500, nothing committed, the session lives."""
         with tempfile.TemporaryDirectory() as folder:
-            planted = {201: float("nan"), 202: float("inf"), 203: float("-inf")}
+            planted = {201: 1.0, 202: -1.0}
             plant(MODEL, folder, planted)
             with RealDaemon(model=folder) as daemon:
                 caller = Caller(daemon)

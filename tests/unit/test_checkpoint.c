@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -290,25 +291,62 @@ static void test_misshapen(void **state)
     }
 }
 
+/* In every tensor, not only in those whose type is converted, and in both stored types. */
 static void test_not_finite(void **state)
 {
     (void)state;
-    static const char *const names[] = {
-        "model.norm.weight",
-        "model.layers.0.input_layernorm.weight",
-        "model.layers.1.post_attention_layernorm.weight",
-        "model.layers.0.self_attn.q_a_layernorm.weight",
-        "model.layers.1.self_attn.kv_a_layernorm.weight",
-        "model.layers.1.mlp.gate.weight",
-        "model.layers.1.mlp.gate.e_score_correction_bias",
-    };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        struct tv_tiny_model *tiny = tiny_new();
-        struct tv_tiny_tensor *tensor = tv_tiny_find(tiny, names[i]);
+    struct tv_tiny_model *tiny = tiny_new();
+    int32_t count = tiny->tensor_count;
+    tiny_free(tiny);
+    for (int32_t i = 0; i < 2 * count; i++) {
+        tiny = tiny_new();
+        struct tv_tiny_tensor *tensor = &tiny->tensors[i / 2];
+        if (i % 2 == 1) {
+            (void)snprintf(tensor->dtype, sizeof tensor->dtype, "BF16");
+        }
         tensor->values[1] = NAN;
-        tensor->values[tensor->count - 1] = INFINITY;
+        tensor->values[tensor->count - 1] = -INFINITY;
         tv_tiny_write(tiny, dir);
-        refused(names[i], "2 of", "not finite (first: element 1");
+        refused(tensor->name, "2 of", "not finite (first: element 1");
+        tiny_free(tiny);
+    }
+}
+
+/* The largest values of a type are finite, whatever they make of the logits. */
+static void test_largest_values_are_read(void **state)
+{
+    (void)state;
+    float logits[LOGITS];
+    struct tv_tiny_model *tiny = tiny_new();
+    struct tv_tiny_tensor *tensor = tv_tiny_find(tiny, "model.embed_tokens.weight");
+    (void)snprintf(tensor->dtype, sizeof tensor->dtype, "BF16");
+    tensor->values[0] = tv_bf16_to_f32(0x7f7f); /* token 0: no row that is run */
+    tv_tiny_write(tiny, dir);
+    served(logits, NULL);
+    tiny_free(tiny);
+}
+
+/* Opening waits for nothing: a FIFO without a writer is refused like every other odd thing. */
+static void test_files_that_are_none(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"config.json", "model.safetensors",
+                                        "model.safetensors.index.json", "tokenizer.json"};
+    for (size_t i = 0; i < 2 * (sizeof names / sizeof names[0]); i++) {
+        const char *name = names[i / 2];
+        char path[700];
+        struct tv_tiny_model *tiny = tiny_new();
+        tv_tiny_write(tiny, dir);
+        (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+        (void)unlink(path); /* the last two are not there */
+        assert_int_equal(i % 2 == 0 ? mkfifo(path, 0600) : mkdir(path, 0700), 0);
+        if (i / 2 == 2) { /* an index stands alone */
+            file_remove("model.safetensors");
+        }
+        (void)alarm(20);
+        refused(name, NULL, NULL);
+        (void)alarm(0);
+        assert_int_equal(i % 2 == 0 ? unlink(path) : rmdir(path), 0);
         tiny_free(tiny);
     }
 }
@@ -460,6 +498,8 @@ int main(void)
         cmocka_unit_test(test_truncated_file),
         cmocka_unit_test(test_misshapen),
         cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_largest_values_are_read),
+        cmocka_unit_test(test_files_that_are_none),
         cmocka_unit_test(test_b35_fp8_is_refused),
         cmocka_unit_test(test_b39_heads),
         cmocka_unit_test(test_b40_prediction_layers),

@@ -10,11 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "model/model_config.h"
+#include "shadow/path.h"
 #include "tiny_model.h"
 
 static struct tv_tiny_model tiny;
@@ -64,71 +66,103 @@ static void restart(void)
     tv_tiny_init(&tiny, 1);
 }
 
+/* One field of the tiny model, and a value of it that is not served. */
+static const struct {
+    const char *field, *json;
+} unserved[] = {
+    {"model_type", "\"llama\""},
+    {"model_type", "\"deepseek_v32\""},
+    {"model_type", "3"},
+    {"architectures", "[\"DeepseekV2ForCausalLM\"]"},
+    {"architectures", "[]"},
+    {"hidden_act", "\"gelu\""},
+    {"attention_bias", "true"},
+    {"attention_bias", "1"},
+    {"mlp_bias", "true"},
+    {"sliding_window", "4096"},
+    {"quantization_config", "{}"},
+    {"num_key_value_heads", "1"},
+    {"kv_lora_rank", "256"},
+    {"kv_lora_rank", "513"},
+    {"qk_rope_head_dim", "32"},
+    {"num_attention_heads", "0"},
+    {"num_attention_heads", "129"},
+    {"num_attention_heads", "2.0"},
+    {"num_attention_heads", "\"2\""},
+    {"vocab_size", "-1"},
+    {"vocab_size", "99999999999999999999"},
+    {"hidden_size", "0"},
+    {"q_lora_rank", "0"},
+    {"rms_norm_eps", "-1e-6"},
+    {"rms_norm_eps", "\"1e-6\""},
+    {"topk_method", "\"greedy\""},
+    {"topk_method", "\"random\""},
+    {"scoring_func", "\"softmax\""},
+    {"scoring_func", "\"relu\""},
+    {"n_group", "3"},
+    {"n_group", "4"},
+    {"n_group", "0"},
+    {"topk_group", "3"},
+    {"num_experts_per_tok", "3"},
+    {"num_experts_per_tok", "5"},
+    {"moe_layer_freq", "0"},
+    {"routed_scaling_factor", "0"},
+    {"routed_scaling_factor", "-2.5"},
+    {"routed_scaling_factor", "4e40"},
+    {"routed_scaling_factor", "10001"},
+    {"routed_scaling_factor", "1e-40"},
+    {"rms_norm_eps", "1e-300"},
+    {"rms_norm_eps", "1e39"},
+    {"rope_theta", "1e300"},
+    {"norm_topk_prob", "\"yes\""},
+    {"tie_word_embeddings", "0"},
+    {"rope_theta", "0"},
+    {"rope_scaling", "3"},
+    {"rope_scaling", "{\"type\":\"linear\",\"factor\":2}"},
+    {"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2}"},
+    {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":2}"},
+    {"rope_scaling", "{\"rope_type\":\"yarn\",\"type\":\"linear\",\"factor\":2}"},
+    {"rope_scaling", "{\"type\":\"yarn\"}"},
+    {"rope_scaling", "{\"type\":\"yarn\",\"factor\":0.5}"},
+    {"rope_scaling", "{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":0}"},
+    {"rope_parameters", "{\"rope_type\":\"longrope\",\"rope_theta\":10000.0}"},
+    {"rope_theta", "null,\"rope_parameters\":{\"rope_theta\":-1}"},
+    {"partial_rotary_factor", "0.5"},
+    {"use_mla", "false"},
+    {"moe_layer_freq", "[0,1]"},
+};
+
 static void test_unserved_values(void **state)
 {
     (void)state;
+    for (size_t i = 0; i < sizeof unserved / sizeof unserved[0]; i++) {
+        restart();
+        tv_tiny_field(&tiny, unserved[i].field, unserved[i].json);
+        refused(unserved[i].field);
+    }
+}
+
+/* Numbers that are finite in double, but whose products would not be in f32. */
+static void test_rope_numbers_out_of_range(void **state)
+{
+    (void)state;
     static const struct {
-        const char *field, *json;
+        const char *name, *json;
     } cases[] = {
-        {"model_type", "\"llama\""},
-        {"model_type", "\"deepseek_v32\""},
-        {"model_type", "3"},
-        {"architectures", "[\"DeepseekV2ForCausalLM\"]"},
-        {"architectures", "[]"},
-        {"hidden_act", "\"gelu\""},
-        {"attention_bias", "true"},
-        {"attention_bias", "1"},
-        {"mlp_bias", "true"},
-        {"sliding_window", "4096"},
-        {"quantization_config", "{}"},
-        {"num_key_value_heads", "1"},
-        {"kv_lora_rank", "256"},
-        {"kv_lora_rank", "513"},
-        {"qk_rope_head_dim", "32"},
-        {"num_attention_heads", "0"},
-        {"num_attention_heads", "129"},
-        {"num_attention_heads", "2.0"},
-        {"num_attention_heads", "\"2\""},
-        {"vocab_size", "-1"},
-        {"vocab_size", "99999999999999999999"},
-        {"hidden_size", "0"},
-        {"q_lora_rank", "0"},
-        {"rms_norm_eps", "-1e-6"},
-        {"rms_norm_eps", "\"1e-6\""},
-        {"topk_method", "\"greedy\""},
-        {"topk_method", "\"random\""},
-        {"scoring_func", "\"softmax\""},
-        {"scoring_func", "\"relu\""},
-        {"n_group", "3"},
-        {"n_group", "4"},
-        {"n_group", "0"},
-        {"topk_group", "3"},
-        {"num_experts_per_tok", "3"},
-        {"num_experts_per_tok", "5"},
-        {"moe_layer_freq", "0"},
-        {"routed_scaling_factor", "0"},
-        {"routed_scaling_factor", "-2.5"},
-        {"norm_topk_prob", "\"yes\""},
-        {"tie_word_embeddings", "0"},
-        {"rope_theta", "0"},
-        {"rope_scaling", "3"},
-        {"rope_scaling", "{\"type\":\"linear\",\"factor\":2}"},
-        {"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2}"},
-        {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":2}"},
-        {"rope_scaling", "{\"rope_type\":\"yarn\",\"type\":\"linear\",\"factor\":2}"},
-        {"rope_scaling", "{\"type\":\"yarn\"}"},
-        {"rope_scaling", "{\"type\":\"yarn\",\"factor\":0.5}"},
-        {"rope_scaling", "{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":0}"},
-        {"rope_parameters", "{\"rope_type\":\"longrope\",\"rope_theta\":10000.0}"},
-        {"rope_theta", "null,\"rope_parameters\":{\"rope_theta\":-1}"},
-        {"partial_rotary_factor", "0.5"},
-        {"use_mla", "false"},
-        {"moe_layer_freq", "[0,1]"},
+        {"factor", "1e300"},          {"beta_fast", "1e-300"},     {"beta_slow", "1e39"},
+        {"mscale", "1e30"},           {"mscale_all_dim", "10001"}, {"rope_theta", "1e300"},
+        {"attention_factor", "1e39"}, {"rope_theta", "1.0"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char json[200], field[64];
+        int factor = strcmp(cases[i].name, "factor") == 0;
+        (void)snprintf(json, sizeof json, "{\"type\":\"yarn\",\"%s\":%s%s}", cases[i].name,
+                       cases[i].json, factor ? "" : ",\"factor\":4");
+        (void)snprintf(field, sizeof field, "rope_scaling.%s ", cases[i].name);
         restart();
-        tv_tiny_field(&tiny, cases[i].field, cases[i].json);
-        refused(cases[i].field);
+        tv_tiny_field(&tiny, "rope_theta", NULL);
+        tv_tiny_field(&tiny, "rope_scaling", json);
+        refused(field);
     }
 }
 
@@ -269,12 +303,54 @@ static void test_b29_rope_table(void **state)
     }
 }
 
+/* Ramps that are empty or run backwards: model and oracle, which share no code, agree with each
+ * other and with values worked out by hand of the published formula. */
+static void test_odd_yarn_ramps(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *theta, *json;
+        int pair;
+        double share; /* of the pair's own frequency; the rest is divided by the factor */
+    } cases[] = {
+        /* from pair 12 back to pair 1 */
+        {"10000.0", "\"beta_fast\":1,\"beta_slow\":32,\"truncate\":true", 10, 9.0 / 11.0},
+        {"10000.0", "\"original_max_position_embeddings\":4", 5, 1.0},
+        {"0.5", "\"original_max_position_embeddings\":4096", 20, 1.0},
+        {"10000.0", "\"beta_fast\":8,\"beta_slow\":8,\"truncate\":false", 0, 1.0},
+        {"10000.0", "\"beta_fast\":8,\"beta_slow\":8,\"truncate\":false", 31, 0.0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct tv_model_config config;
+        float ours[2 * TV_MLA_ROPE], *theirs = NULL;
+        char json[300];
+        (void)snprintf(json, sizeof json, "{\"type\":\"yarn\",\"factor\":4,%s}", cases[i].json);
+        restart();
+        tv_tiny_field(&tiny, "rope_theta", cases[i].theta);
+        tv_tiny_field(&tiny, "rope_scaling", json);
+        served(&config);
+        tv_model_rope_table(&config, 2, ours);
+        assert_int_equal(tv_path_rope_table(&config, 2, &theirs), 0);
+        for (int at = 0; at < 2 * TV_MLA_ROPE; at++) {
+            if (!(fabs((double)ours[at] - (double)theirs[at]) < 1e-6)) {
+                fail_msg("case %zu, %d: %g and %g", i, at, (double)ours[at], (double)theirs[at]);
+            }
+        }
+        free(theirs);
+        double plain = pow(config.rope_theta, -cases[i].pair / 32.0);
+        double angle = plain * (cases[i].share + (1.0 - cases[i].share) / 4.0);
+        double sine = (double)ours[TV_MLA_ROPE + TV_MLA_ROPE / 2 + cases[i].pair];
+        assert_true(fabs(sine - sin(angle) * config.rope_attention_factor) < 1e-6);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unserved_values),     cmocka_unit_test(test_required_fields),
-        cmocka_unit_test(test_theta_of_both_forms), cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_b28_yarn_factors),    cmocka_unit_test(test_b29_rope_table),
+        cmocka_unit_test(test_unserved_values), cmocka_unit_test(test_rope_numbers_out_of_range),
+        cmocka_unit_test(test_required_fields), cmocka_unit_test(test_theta_of_both_forms),
+        cmocka_unit_test(test_architectures),   cmocka_unit_test(test_b28_yarn_factors),
+        cmocka_unit_test(test_b29_rope_table),  cmocka_unit_test(test_odd_yarn_ramps),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tv_tiny_finish(&tiny);
