@@ -16,6 +16,7 @@
 
 #define REQUESTS_MAX       8   /* rounds of one launch */
 #define DEFAULT_SEQUENCES  8   /* of max_len, when no pool size is given */
+#define SEQUENCE_ROWS      64  /* that must fit beside the self-test's, or no session could live */
 #define PREFILL_ROWS_HOST  64  /* rows of a prefill pass: what keeps a processor busy */
 #define PREFILL_ROWS_APART 512 /* and a device with memory of its own */
 
@@ -65,7 +66,7 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
     }
     (void)snprintf(error, error_bytes, "model %.200s: %.380s", config->model,
                    refusal.text[0] == '\0' ? strerror(-rc) : refusal.text);
-    return TV_EXIT_CHECKPOINT;
+    return rc == -ERANGE ? TV_EXIT_CONFIG : TV_EXIT_CHECKPOINT;
 }
 
 static int open_cache(const struct tv_config *config, struct tv_kernels *kernels,
@@ -74,7 +75,18 @@ static int open_cache(const struct tv_config *config, struct tv_kernels *kernels
 {
     const struct tv_model_config *shape = tv_model_config(model);
     int64_t page = config->page_size;
-    int64_t per_sequence = (tv_model_options(model)->max_len + page - 1) / page;
+    int64_t max_len = tv_model_options(model)->max_len;
+    int64_t per_sequence = (max_len + page - 1) / page;
+    int64_t rows = max_len < SEQUENCE_ROWS ? max_len : SEQUENCE_ROWS;
+    int64_t least = (TV_SELF_TEST_ROWS + page - 1) / page + (rows + page - 1) / page;
+    if (config->pages > 0 && config->pages < least) {
+        (void)snprintf(error, error_bytes,
+                       "pages: %lld are too few; the self-test and one sequence of %lld rows need "
+                       "%lld pages of page_size %lld",
+                       (long long)config->pages, (long long)rows, (long long)least,
+                       (long long)page);
+        return TV_EXIT_CONFIG;
+    }
     const struct tv_cache_params params = {
         .layers = shape->layers,
         .page_size = config->page_size,

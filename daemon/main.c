@@ -8,6 +8,7 @@
 #include "main.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -64,6 +65,20 @@ static void on_alarm(int signal_number)
     ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
     (void)written; /* there is nobody left to tell */
     _exit(TV_EXIT_FAULT);
+}
+
+/* A descriptor from 0 to 2 that was closed would become a socket's, and the log would go there. */
+static int streams_init(void)
+{
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR);
+        if (fd < 0) {
+            return -errno;
+        }
+    } while (fd <= STDERR_FILENO);
+    (void)close(fd); /* never written to */
+    return 0;
 }
 
 static int signals_init(void)
@@ -138,6 +153,12 @@ static int service_start(struct service *service)
 {
     char error[600] = "";
     const struct tv_config *config = &service->config;
+    const char *dir = config->state_dir;
+    int unusable = dir[0] == '\0' ? 0 : tv_state_dir_check(dir);
+    if (unusable != 0) {
+        tv_log(TV_LOG_ERROR, "state_dir %.400s: %s", dir, strerror(-unusable));
+        return TV_EXIT_CONFIG;
+    }
     int code = tv_main_engine_open(config, &service->engine, error, sizeof error);
     if (code != TV_EXIT_DRAINED) {
         tv_log(TV_LOG_ERROR, "%s", error);
@@ -242,7 +263,11 @@ int main(int argc, char **argv)
 {
     static struct service service; /* large: the configuration's texts */
     char error[600] = "";
-    int rc = tv_config_load(&service.config, argc, argv, error, sizeof error);
+    int rc = streams_init();
+    if (rc != 0) {
+        return TV_EXIT_NO_MEMORY; /* and nowhere to say it */
+    }
+    rc = tv_config_load(&service.config, argc, argv, error, sizeof error);
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "%s", error);
         return rc == -EINVAL ? TV_EXIT_USAGE : TV_EXIT_CONFIG;

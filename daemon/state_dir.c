@@ -1,5 +1,5 @@
 /*
- * state_dir.c - where reproducers are kept when the configuration does not say.
+ * state_dir.c - where reproducers are kept, and whether a folder is one that can hold them.
  *
  * Refuses to guess further: without a folder that can be written nothing is kept, and the list of
  * violations says so.
@@ -22,22 +22,35 @@ static int text_take(char *ret_dir, size_t dir_bytes, const char *text, size_t l
     return written < 0 || (size_t)written >= dir_bytes ? -ENAMETOOLONG : 0;
 }
 
+int tv_state_dir_check(const char *dir)
+{
+    struct stat info;
+    if (stat(dir, &info) != 0) {
+        return -errno;
+    }
+    if (!S_ISDIR(info.st_mode)) {
+        return -ENOTDIR;
+    }
+    return access(dir, W_OK | X_OK) == 0 ? 0 : -errno;
+}
+
 int tv_state_dir_default(char *ret_dir, size_t dir_bytes)
 {
     const char *systemd = getenv("STATE_DIRECTORY");
     const char *home = getenv("XDG_STATE_HOME");
-    if (systemd != NULL && systemd[0] == '/') {
-        return text_take(ret_dir, dir_bytes, systemd, strcspn(systemd, ":"), "");
+    if (systemd != NULL && systemd[0] == '/' &&
+        text_take(ret_dir, dir_bytes, systemd, strcspn(systemd, ":"), "") == 0 &&
+        tv_state_dir_check(ret_dir) == 0) {
+        return 0;
     }
-    if (home != NULL && home[0] == '/') {
-        int rc = text_take(ret_dir, dir_bytes, home, strlen(home), "/treeverify");
-        if (rc == 0 && mkdir(ret_dir, 0700) != 0 && errno != EEXIST) {
-            rc = -ENOENT;
-        }
-        return rc != 0 || access(ret_dir, W_OK | X_OK) == 0 ? rc : -ENOENT;
+    if (home != NULL && home[0] == '/' &&
+        text_take(ret_dir, dir_bytes, home, strlen(home), "/treeverify") == 0 &&
+        (mkdir(ret_dir, 0700) == 0 || errno == EEXIST) && tv_state_dir_check(ret_dir) == 0) {
+        return 0;
     }
-    if (access(SYSTEM_DIR, W_OK | X_OK) == 0) {
-        return text_take(ret_dir, dir_bytes, SYSTEM_DIR, strlen(SYSTEM_DIR), "");
+    if (text_take(ret_dir, dir_bytes, SYSTEM_DIR, strlen(SYSTEM_DIR), "") == 0 &&
+        tv_state_dir_check(ret_dir) == 0) {
+        return 0;
     }
     return -ENOENT;
 }

@@ -6,9 +6,11 @@
 
 #include <stddef.h>
 
+/* 0: a directory that can be written; else a negative errno. */
+int tv_state_dir_check(const char *dir);
 /* What systemd made for the service ($STATE_DIRECTORY, the first of a list), or
- * $XDG_STATE_HOME/treeverify (made here), or /var/lib/treeverify when it can be written. 0;
- * -ENOENT: there is none; -ENAMETOOLONG. Main thread, before others exist. */
+ * $XDG_STATE_HOME/treeverify (made here), or /var/lib/treeverify: the first that can be written. 0;
+ * -ENOENT: there is none. Main thread, before others exist. */
 int tv_state_dir_default(char *ret_dir, size_t dir_bytes);
 
 #endif

@@ -101,7 +101,10 @@ static int read_arguments(struct tv_config *config, int argc, char **argv, const
                 return fail(error, error_bytes, -EINVAL, "", text, "takes no value");
             }
         } else if (value == NULL && !is_file && strcmp(option->value, "on|off") == 0) {
-            value = "on"; /* a switch needs no value here */
+            /* a switch needs no value here, but may have one */
+            const char *next = i + 1 < argc ? argv[i + 1] : "";
+            int given = strcmp(next, "on") == 0 || strcmp(next, "off") == 0;
+            value = given ? argv[++i] : "on";
         } else if (value == NULL) {
             if (i + 1 == argc) {
                 return fail(error, error_bytes, -EINVAL, "", text, "needs a value");
@@ -293,6 +296,11 @@ int tv_config_load(struct tv_config *ret_config, int argc, char **argv, char *er
     return rc;
 }
 
+static const char *text_of(const struct tv_option *option, const struct tv_config *config)
+{
+    return (const char *)config + option->offset;
+}
+
 void tv_config_print(const struct tv_config *config, FILE *out)
 {
     size_t count;
@@ -301,9 +309,12 @@ void tv_config_print(const struct tv_config *config, FILE *out)
         if (table[i].print == NULL) {
             continue;
         }
-        (void)fprintf(out, "%s = ", table[i].name);
+        /* A text that nobody set has no value that a file could give: the line is a note. */
+        int unset = table[i].print == tv_options_print_text && *text_of(&table[i], config) == '\0';
+        (void)fprintf(out, "# %s\n%s%s = ", origin_names[config->origin[i]], unset ? "# " : "",
+                      table[i].name);
         table[i].print(&table[i], config, out);
-        (void)fprintf(out, "  # %s\n", origin_names[config->origin[i]]);
+        (void)fprintf(out, "\n");
     }
 }
 

@@ -52,7 +52,7 @@ struct tv_config {
  * With help or version asked for, nothing else is checked. */
 int tv_config_load(struct tv_config *ret_config, int argc, char **argv, char *error,
                    size_t error_bytes);
-/* Effective values and their origin, one "key = value  # origin" a line. */
+/* Effective values as a configuration file, each under a comment that names its origin. */
 void tv_config_print(const struct tv_config *config, FILE *out);
 void tv_config_usage(FILE *out);
 

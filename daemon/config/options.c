@@ -111,7 +111,8 @@ static int parse_text(const struct tv_option *option, struct tv_config *config, 
     return 0;
 }
 
-static void print_text(const struct tv_option *option, const struct tv_config *config, FILE *out)
+void tv_options_print_text(const struct tv_option *option, const struct tv_config *config,
+                           FILE *out)
 {
     (void)fprintf(out, "%s", (const char *)member_const(option, config));
 }
@@ -316,18 +317,21 @@ static int parse_flag(const struct tv_option *option, struct tv_config *config, 
     }
 
 static const struct tv_option table[] = {
-    {"model", "DIR", "checkpoint folder in Hugging Face layout", parse_text, print_text, AT(model),
-     TEXT(model)},
-    {"backend", "cpu|cuda", "where the model runs", parse_backend, print_text, AT(backend),
-     TEXT(backend)},
+    {"model", "DIR", "checkpoint folder in Hugging Face layout", parse_text, tv_options_print_text,
+     AT(model), TEXT(model)},
+    {"backend", "cpu|cuda", "where the model runs", parse_backend, tv_options_print_text,
+     AT(backend), TEXT(backend)},
     {"listen", "HOST:PORT", "work listener; port 0 lets the system choose", parse_listen,
      print_listen, AT(listen_host), 0, 0},
     {"listen_admin", "HOST:PORT|off", "admin listener; default loopback, work port + 1",
      parse_listen_admin, print_listen_admin, AT(admin_host), 0, 0},
     {"page_size", "16|32|64|128", "KV rows in a page", parse_page_size, print_i32, AT(page_size), 0,
      128},
-    {"pages", "N", "KV pages in the pool; 0: eight sequences of max_len", parse_i64, print_i64,
-     AT(pages), 0, INT32_MAX},
+    {"pages", "N",
+     "KV pages in the pool: at least the self-test's 40 rows and a sequence of 64; 0: eight "
+     "sequences "
+     "of max_len",
+     parse_i64, print_i64, AT(pages), 0, INT32_MAX},
     {"kv_dtype", "f32|bf16", "element type of KV rows; default f32 on cpu, bf16 on cuda",
      parse_kv_dtype, print_kv_dtype, AT(kv_dtype), 0, 0},
     INT("max_len", max_len, 0, INT32_MAX, "context limit; 0: the checkpoint's"),
@@ -339,9 +343,10 @@ static const struct tv_option table[] = {
     {"shadow_path_p", "P", "share of judged rounds that the path oracle judges too",
      parse_probability, print_probability, AT(shadow_path), 0, 0},
     {"state_dir", "DIR",
-     "folder for reproducers; unset: systemd's, $XDG_STATE_HOME/treeverify, /var/lib/treeverify",
-     parse_text, print_text, AT(state_dir), TEXT(state_dir)},
-    {"api_key_file", "FILE", "keys; not served in this version", parse_text, print_text,
+     "folder for reproducers, which exists; unset: systemd's, $XDG_STATE_HOME/treeverify, "
+     "/var/lib/treeverify",
+     parse_text, tv_options_print_text, AT(state_dir), TEXT(state_dir)},
+    {"api_key_file", "FILE", "keys; not served in this version", parse_text, tv_options_print_text,
      AT(api_key_file), TEXT(api_key_file)},
     INT("max_sessions", max_sessions, 1, 1 << 20, "open sessions"),
     INT("queue_max", queue_max, 1, 1 << 20, "calls that may wait for the worker"),
@@ -363,7 +368,7 @@ static const struct tv_option table[] = {
     {"poison", "on|off", "fill unused pages with NaN (tests)", parse_switch, print_switch,
      AT(poison), 0, 0},
     {"log_level", "error|warning|info|debug", "least important lines that are logged",
-     parse_log_level, print_text, AT(log_level), TEXT(log_level)},
+     parse_log_level, tv_options_print_text, AT(log_level), TEXT(log_level)},
     FLAG("check_config", check_only, "check the configuration and end"),
     FLAG("print_config", print_only, "print the effective configuration with its origins and end"),
     FLAG("help", help, "this text"),

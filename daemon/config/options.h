@@ -30,6 +30,8 @@ struct tv_option {
     int64_t minimum, last; /* integers: the range; texts: `last` is the member's size */
 };
 
+/* The `print` of every option whose member is a text. */
+tv_option_print tv_options_print_text;
 const struct tv_option *tv_options_table(size_t *ret_count);
 /* NULL when there is none of that name ('-' counts as '_'). */
 const struct tv_option *tv_options_find(const char *name, size_t bytes);

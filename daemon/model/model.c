@@ -78,9 +78,10 @@ static int options_set(struct tv_model *model, const struct tv_model_options *op
 {
     model->options = *options;
     if (options->max_len > model->config.max_position) {
-        return tv_model_refuse(ret_error,
-                               "max_len %d is above max_position_embeddings %d of config.json",
-                               options->max_len, model->config.max_position);
+        (void)tv_model_refuse(ret_error,
+                              "max_len %d is above max_position_embeddings %d of config.json",
+                              options->max_len, model->config.max_position);
+        return -ERANGE; /* the setting's fault, not the folder's */
     }
     if (options->max_len == 0) {
         model->options.max_len = model->config.max_position;

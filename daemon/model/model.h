@@ -56,7 +56,8 @@ struct tv_model_error {
 };
 
 /* Read and check the folder `dir`; -EBADMSG with *ret_error for a bad or missing checkpoint (exit
- * 65), -ENOMEM, -EIO. kernels outlives the model. */
+ * 65), -ERANGE with it for a max_len that the checkpoint does not have (exit 78), -ENOMEM, -EIO.
+ * kernels outlives the model. */
 int tv_model_load(struct tv_kernels *kernels, const char *dir,
                   const struct tv_model_options *options, struct tv_model **ret_model,
                   struct tv_model_error *ret_error);

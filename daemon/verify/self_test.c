@@ -16,6 +16,8 @@
 #define TEXT_LEN   24
 #define TREE_NODES 16
 
+_Static_assert(TEXT_LEN + TREE_NODES <= TV_SELF_TEST_ROWS, "the pool was sized for them");
+
 static const int32_t tree_parents[TREE_NODES] = {-1, 0, 0, 0, 1, 1, 2, 4, 4, 6, 7, 9, 9, 10, 12, 3};
 
 /* Slices grow, so that short and long ones are seen. */

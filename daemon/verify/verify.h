@@ -95,6 +95,9 @@ struct tv_engine {
     struct tv_kernels *kernels;
 };
 
+/* Rows of the pool that the self-test keeps for good, at most. */
+#define TV_SELF_TEST_ROWS 40
+
 /* The start's self-test as it ran: a canned text through prefill, a canned tree behind it through
  * verify. All host memory. */
 struct tv_self_test_run {

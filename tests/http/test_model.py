@@ -37,7 +37,7 @@ class ModelTest(unittest.TestCase):
         """The daemons of this run take TREEVERIFY_POISON; what it does to the pool is test_poison.c's."""
         command = [os.environ["TREEVERIFYD"], "--print-config"]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        self.assertIn(f"poison = {os.environ['TREEVERIFY_POISON']}  # environment\n", text)
+        self.assertIn(f"# environment\npoison = {os.environ['TREEVERIFY_POISON']}\n", text)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,16 @@ import time
 import unittest
 
 from harness import PROGRAM, Caller, FixedDaemon, Reader, median, request_bytes, round_body, sized, verify_path, wait_until
+from real import RealDaemon
 
 TREEVERIFYD = os.environ.get("TREEVERIFYD", "")
 MODEL = os.environ.get("TV_MODEL_DIR", "")
 REPEATS = sized(1, 100)
+
+
+def port_open(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Worker(threading.Thread):
@@ -250,8 +256,8 @@ class StopTest(unittest.TestCase):
         self.assertEqual(self.exit_code("--version")[0], 0)
         code, _, text = self.exit_code("--print-config", "--threads", "3", env={"TREEVERIFY_PAGES": "9"})
         self.assertEqual(code, 0)
-        self.assertIn("threads = 3  # command line\n", text)
-        self.assertIn("pages = 9  # environment\n", text)
+        self.assertIn("# command line\nthreads = 3\n", text)
+        self.assertIn("# environment\npages = 9\n", text)
         self.assertEqual(self.exit_code("--model", "m", "--check-config")[0], 0)
 
     @unittest.skipUnless(TREEVERIFYD and MODEL, "needs TREEVERIFYD and TV_MODEL_DIR")
@@ -279,6 +285,45 @@ class StopTest(unittest.TestCase):
             self.assertIn("config.json", text)
         code, text, _ = self.exit_code("--model", MODEL, "--pages", "1", "--listen", "0.0.0.0:1", program=TREEVERIFYD)
         self.assertEqual(code, 78, text)
+        port = ("--listen", "127.0.0.1:0")
+        for pages in (1, 3, 6):
+            few = ("--page-size", "16", "--pages", str(pages))
+            code, text, _ = self.exit_code("--model", MODEL, *port, *few, program=TREEVERIFYD)
+            self.assertEqual(code, 78, text)
+            self.assertIn("pages", text)
+            self.assertIn("7 pages", text)
+        code, text, _ = self.exit_code("--model", MODEL, *port, "--max-len", "1000000", program=TREEVERIFYD)
+        self.assertEqual(code, 78, text)
+        self.assertIn("max_len", text)
+
+    @unittest.skipUnless(TREEVERIFYD and MODEL, "needs TREEVERIFYD and TV_MODEL_DIR")
+    def test_the_smallest_pool_serves_a_session(self):
+        with RealDaemon("--page-size", "16", "--pages", "7") as daemon:
+            caller = Caller(daemon)
+            state = caller.session(tokens=list(range(40)))
+            self.assertEqual(state["committed_len"], 40)
+            caller.close()
+
+    def test_state_dirs_that_are_none(self):
+        for path in ("/dev/full", "/nonexistent/x", os.path.abspath(__file__)):
+            code, text, _ = self.exit_code("--model", "m", "--listen", "127.0.0.1:0", "--state-dir", path)
+            self.assertEqual(code, 78, text)
+            self.assertIn("state_dir", text)
+
+    def test_closed_streams(self):
+        """Descriptors 0 to 2 that are closed at the start do not become sockets that the log is written to."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [PROGRAM, "--model", "m", "--listen", f"127.0.0.1:{port}", "--listen-admin", "off"]
+        process = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
+        try:
+            wait_until(lambda: port_open(port), 10, "the port is open")
+            for fd in range(3):
+                self.assertEqual(os.readlink(f"/proc/{process.pid}/fd/{fd}"), "/dev/null")
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
 
 
 if __name__ == "__main__":

@@ -168,6 +168,23 @@ static void test_file_lines_too_long_and_files_missing(void **state)
     assert_int_equal(load("--model", "m", "--config", "/", (const char *)NULL), -EBADMSG);
 }
 
+/* A switch with no value, with its own word behind it, and with another option behind it. */
+static void test_switches(void **state)
+{
+    (void)state;
+    assert_int_equal(load("--poison", "off", "--model", "m", (const char *)NULL), 0);
+    assert_int_equal(config.poison, 0);
+    assert_int_equal(load("--poison", "on", "--model", "m", (const char *)NULL), 0);
+    assert_int_equal(config.poison, 1);
+    assert_int_equal(load("--poison", "--model", "m", (const char *)NULL), 0);
+    assert_int_equal(config.poison, 1);
+    assert_int_equal(load("--model", "m", "--poison", (const char *)NULL), 0);
+    assert_int_equal(config.poison, 1);
+    assert_int_equal(load("--model", "m", "--poison=off", (const char *)NULL), 0);
+    assert_int_equal(config.poison, 0);
+    assert_int_equal(load("--model", "m", "--poison", "maybe", (const char *)NULL), -EINVAL);
+}
+
 static void test_command_line_refusals(void **state)
 {
     (void)state;
@@ -300,11 +317,27 @@ static void test_print(void **state)
     assert_non_null(out);
     tv_config_print(&config, out);
     assert_int_equal(fclose(out), 0);
-    assert_non_null(strstr(text, "model = m  # command line\n"));
-    assert_non_null(strstr(text, "shadow = sample:0.5  # command line\n"));
-    assert_non_null(strstr(text, "listen = [::1]:7  # command line\n"));
-    assert_non_null(strstr(text, "listen_admin = [::1]:8  # default\n"));
-    assert_non_null(strstr(text, "max_nodes = 256  # default\n"));
+    assert_non_null(strstr(text, "# command line\nmodel = m\n"));
+    assert_non_null(strstr(text, "# command line\nshadow = sample:0.5\n"));
+    assert_non_null(strstr(text, "# command line\nlisten = [::1]:7\n"));
+    assert_non_null(strstr(text, "# default\nlisten_admin = [::1]:8\n"));
+    assert_non_null(strstr(text, "# default\nmax_nodes = 256\n"));
+    assert_non_null(strstr(text, "# default\n# state_dir = \n"));
+    struct tv_config printed = config;
+    assert_int_equal(load_file(text), 0); /* what was printed is a file, and of the same values */
+    memset(config.origin, 0, sizeof config.origin);
+    memset(printed.origin, 0, sizeof printed.origin);
+    char *again = NULL, *before = NULL;
+    size_t again_bytes = 0, before_bytes = 0;
+    FILE *second = open_memstream(&again, &again_bytes);
+    tv_config_print(&config, second);
+    assert_int_equal(fclose(second), 0);
+    FILE *first = open_memstream(&before, &before_bytes);
+    tv_config_print(&printed, first);
+    assert_int_equal(fclose(first), 0);
+    assert_string_equal(again, before);
+    free(again);
+    free(before);
     free(text);
     size_t count;
     const struct tv_option *table = tv_options_table(&count);
@@ -322,6 +355,7 @@ int main(void)
         cmocka_unit_test(test_overridden_values_are_checked),
         cmocka_unit_test(test_file_refusals),
         cmocka_unit_test(test_file_lines_too_long_and_files_missing),
+        cmocka_unit_test(test_switches),
         cmocka_unit_test(test_command_line_refusals),
         cmocka_unit_test(test_integer_ranges),
         cmocka_unit_test(test_values),
