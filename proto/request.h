@@ -131,6 +131,9 @@ int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_byte
 /* One query parameter of a GET (already percent-decoded); unknown names are bad-request. */
 int tv_request_query(struct tv_request *request, const char *name, const char *value,
                      const struct tv_request_limits *limits, struct tv_problem *problem);
+/* SHA-256 over the canonical form of a decoded request, into body_hash. The decoder has done it;
+ * again when a default was resolved that only the session knows. */
+void tv_request_hash(struct tv_request *request);
 void tv_request_finish(struct tv_request *request);
 
 #endif

@@ -71,7 +71,5 @@ TV_REQUEST_READER(tv_request_read_want);
 /* 0 when text is one of the names, -EINVAL otherwise. */
 int tv_request_dtype_from(const char *text, enum tv_tensor_dtype *ret_dtype);
 int tv_request_rows_kind_from(const char *text, enum tv_rows_kind *ret_kind);
-/* SHA-256 over the canonical form of a decoded request, into body_hash. */
-void tv_request_hash(struct tv_request *request);
 
 #endif

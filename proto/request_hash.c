@@ -2,7 +2,8 @@
  * request_hash.c - the body hash that tells a retry from another request with the same number.
  *
  * SHA-256 over a canonical little-endian form of the decoded request: spelling, order of members
- * and explicit defaults do not count; deadline_ms, lease_s and ack are left out.
+ * and explicit defaults do not count; deadline_ms, lease_s and ack are left out, and so is the
+ * session, which is named outside the body and whose rounds alone are compared.
  */
 #include <nettle/sha2.h>
 #include <string.h>
@@ -80,7 +81,6 @@ static void put_fixed(struct gather *gather, const struct tv_request *request)
 
     put_bytes(gather, "tv-body-1", 9);
     put32(gather, (int32_t)request->kind);
-    put_bytes(gather, request->session, sizeof(request->session));
     put_bytes(gather, request->epoch, sizeof(request->epoch));
     put32(gather, request->seq);
     put32(gather, request->expected_len);

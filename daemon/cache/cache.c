@@ -26,6 +26,8 @@ struct tv_cache {
     size_t layer_bytes; /* all pages of one layer */
     int64_t *src, *dst; /* host [MOVES_MAX], of one move */
     int64_t *device_src, *device_dst;
+    tv_cache_reclaim *reclaim; /* NULL: nobody can give pages back */
+    void *reclaim_context;
 
     pthread_mutex_t lock; /* guards everything below */
     int32_t *refs;        /* [pages]: holders; 0 = free */
@@ -205,11 +207,24 @@ static void page_release(struct tv_cache *cache, int32_t page)
     }
 }
 
+void tv_cache_reclaim_set(struct tv_cache *cache, tv_cache_reclaim *reclaim, void *context)
+{
+    if (reclaim != NULL || cache->reclaim_context == context) {
+        cache->reclaim = reclaim;
+        cache->reclaim_context = context;
+    }
+}
+
 /* Worker thread: take `count` free pages or none. */
 static int pages_take(struct tv_cache *cache, int32_t count, int32_t *pages,
                       struct tv_cache_shortage *ret_shortage)
 {
     pthread_mutex_lock(&cache->lock);
+    if (cache->free_count < count && cache->reclaim != NULL) {
+        pthread_mutex_unlock(&cache->lock);
+        cache->reclaim(cache->reclaim_context, count);
+        pthread_mutex_lock(&cache->lock);
+    }
     int64_t free_count = cache->free_count;
     if (free_count < count) {
         pthread_mutex_unlock(&cache->lock);

@@ -68,6 +68,12 @@ void tv_cache_seq_finish(struct tv_cache *cache, struct tv_cache_seq *seq);
 void tv_cache_pin(struct tv_cache *cache, const int32_t *pages, int32_t count);
 void tv_cache_unpin(struct tv_cache *cache, const int32_t *pages, int32_t count);
 
+/* Called on the worker thread by a reserve that lacks pages, before it is refused: `pages` must be
+ * free, and it may unpin. One at most; NULL takes back that of this context. No reserve meanwhile.
+ */
+typedef void tv_cache_reclaim(void *context, int64_t pages);
+void tv_cache_reclaim_set(struct tv_cache *cache, tv_cache_reclaim *reclaim, void *context);
+
 /* Pool accounting; any thread. free + held = total always (tests check each step). */
 struct tv_cache_counts {
     int64_t total, free, held, shared; /* shared: held by more than one */

@@ -340,8 +340,8 @@ static const struct tv_option table[] = {
     INT("threads", threads, 0, 1024, "compute threads; 0: one for each processor"),
     {"shadow", "off|all|sample:P", "share of live rounds judged by the kernel oracle", parse_shadow,
      print_shadow, AT(shadow), 0, 0},
-    {"shadow_path_p", "P", "share of judged rounds that the path oracle judges too",
-     parse_probability, print_probability, AT(shadow_path), 0, 0},
+    {"shadow_path_p", "P", "share of live rounds judged by the path oracle", parse_probability,
+     print_probability, AT(shadow_path), 0, 0},
     {"state_dir", "DIR",
      "folder for reproducers, which exists; unset: systemd's, $XDG_STATE_HOME/treeverify, "
      "/var/lib/treeverify",

@@ -31,6 +31,39 @@ void tv_sched_job_destroy(struct job *job)
     free(job);
 }
 
+int64_t tv_sched_deadline(const struct tv_call *call)
+{
+    const struct tv_request *request = &call->request;
+    if (request->deadline_ms > 0 && request->kind != TV_CALL_CREATE &&
+        request->kind != TV_CALL_PARITY) { /* those have no such field */
+        return call->received_us + (int64_t)request->deadline_ms * 1000;
+    }
+    return INT64_MAX;
+}
+
+void tv_sched_job_waiters(struct job *job)
+{
+    if (!job->queued) {
+        return; /* who joins a round that has started does not prolong its wait for an oracle */
+    }
+    job->deadline_us = tv_sched_deadline(job->call);
+    for (const struct tv_call *call = job->twins; call != NULL; call = call->next) {
+        int64_t deadline_us = tv_sched_deadline(call);
+        job->deadline_us = deadline_us > job->deadline_us ? deadline_us : job->deadline_us;
+    }
+}
+
+void tv_sched_job_pass_on(struct job *job)
+{
+    job->call = job->twins;
+    job->twins = job->twins->next;
+    job->call->next = NULL;
+    if (!job->owns_tokens) { /* they were the call's; the other's are equal */
+        job->tokens = job->call->request.tokens;
+    }
+    tv_sched_job_waiters(job);
+}
+
 /* A top_p above 0 stays above 0, so that what the decoder took is not refused later. */
 static float share_narrow(double share)
 {
@@ -238,6 +271,18 @@ static int extend_tokens(struct job *job)
     return 0;
 }
 
+/* A rule that says what the session's own says is a default: a retry may leave it out, or add it.
+ */
+static void rule_resolve(struct tv_request *request, const struct tv_session *session)
+{
+    if (request->kind == TV_CALL_VERIFY && request->has_rule &&
+        request->rule == session->sampling.rule) {
+        request->has_rule = 0;
+        request->rule = TV_RULE_TARGET_WALK; /* as in a body without it */
+        tv_request_hash(request);
+    }
+}
+
 /* verify, extend, decode. 0: the job may be queued; 1: the call is answered or attached, *ret_kept
  * says which; -EINVAL with *problem. */
 static int check_round(struct tv_sched *sched, struct job *job, int *ret_attached,
@@ -249,6 +294,7 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     if (tv_sched_session_of(sched, call, &session, problem) != 0) {
         return -EINVAL;
     }
+    rule_resolve(&call->request, session);
     switch (tv_session_judge(session, request, problem)) {
     case TV_SESSION_REPLAY:
         tv_sched_reply_replay(call, session->last.body, session->last.body_bytes);
@@ -256,8 +302,14 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
         return 1;
     case TV_SESSION_ATTACH: {
         struct job *running = session->operation;
-        call->next = running->twins;
-        running->twins = call;
+        struct tv_call **link = &running->twins; /* in the order they came */
+        while (*link != NULL) {
+            link = &(*link)->next;
+        }
+        call->next = NULL;
+        *link = call;
+        tv_sched_job_waiters(running);
+        (void)pthread_cond_signal(&sched->wake); /* its own deadline may be the next */
         *ret_attached = 1;
         return 1;
     }
@@ -285,9 +337,11 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
 static int check_detached(struct tv_sched *sched, struct job *job, struct tv_problem *problem)
 {
     struct tv_request *request = &job->call->request;
-    if (request->kind == TV_CALL_PARITY && !request->has_tree &&
-        tv_sched_parity_self_case(sched, request) != 0) {
-        return fault(problem, "no memory for the self-test case");
+    if (request->kind == TV_CALL_PARITY && !request->has_tree) {
+        int rc = tv_sched_parity_self_case(sched, request, problem);
+        if (rc != 0) {
+            return rc == -ENOMEM ? fault(problem, "no memory for the self-test case") : rc;
+        }
     }
     if (request->session[0] != '\0') {
         struct tv_session *session = NULL;
@@ -332,11 +386,7 @@ static struct job *job_create(struct tv_sched *sched, struct tv_call *call)
     job->sched = sched;
     job->call = call;
     job->stage = JOB_QUEUED;
-    job->deadline_us = INT64_MAX;
-    if (request->deadline_ms > 0 && request->kind != TV_CALL_CREATE &&
-        request->kind != TV_CALL_PARITY) { /* those have no such field */
-        job->deadline_us = call->received_us + (int64_t)request->deadline_ms * 1000;
-    }
+    job->deadline_us = tv_sched_deadline(call);
     job->round.kind = request->kind;
     job->round.seq = request->seq;
     job->round.limits = sched->limits_info;

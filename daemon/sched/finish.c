@@ -191,12 +191,24 @@ static double gap_of(const struct job *job)
     return (double)job->margin_min * (draws ? temperature : 1.0);
 }
 
+/* What the calls of the round ask for, the longest; 0: none does. With the lock. */
+static int32_t lease_of(const struct job *job)
+{
+    int32_t lease_s = job->call->request.lease_s;
+    for (const struct tv_call *call = job->twins; call != NULL; call = call->next) {
+        lease_s = call->request.lease_s > lease_s ? call->request.lease_s : lease_s;
+    }
+    return lease_s;
+}
+
 /* What is known of the round only now. */
 static void round_complete(struct tv_sched *sched, struct job *job)
 {
     const struct tv_session *session = job->session;
-    const struct tv_request *request = &job->call->request;
     struct tv_round *round = &job->round;
+    tv_sched_lock(sched);
+    int32_t lease_s = lease_of(job); /* who joins after this adds to it */
+    tv_sched_unlock(sched);
     memcpy(round->epoch, sched->table.epoch, sizeof round->epoch);
     memcpy(round->digest, job->digest.bytes, sizeof round->digest);
     round->pending = job->end.token;
@@ -217,7 +229,7 @@ static void round_complete(struct tv_sched *sched, struct job *job)
         memcpy(round->session, session->id, sizeof round->session);
         round->committed_len = session->len + job->staged;
         round->accept_len_mean = rounds > 0 ? (double)tokens / (double)rounds : 0.0;
-        round->lease_expires_unix_ms = tv_session_lease_end(session, request->lease_s);
+        round->lease_expires_unix_ms = tv_session_lease_end(session, lease_s);
     }
     round->queue_us = job->queue_us;
     round->gpu_us = job->gpu_us;
@@ -244,7 +256,7 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
         session->verify_tokens += job->round.new_count;
     }
     tv_session_keep(session, kept);
-    tv_session_renew(session, job->call->request.lease_s, now_us);
+    tv_session_renew(session, lease_of(job), now_us);
     tv_session_idle(&sched->table, session);
     job->session = NULL;
 }

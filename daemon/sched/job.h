@@ -73,7 +73,7 @@ struct job {
     int judged;    /* the oracle's word is there; guarded by the lock */
     int withdrawn; /* parity at a stop: its oracles were told to give up; the worker's */
 
-    int64_t deadline_us; /* INT64_MAX: none */
+    int64_t deadline_us; /* the latest of its calls'; INT64_MAX: none; guarded by the lock */
     int64_t queue_us, gpu_us;
     int32_t batch; /* largest launch it was part of */
 
@@ -176,6 +176,13 @@ int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
 /* admit.c: calls for the worker. Without the lock. */
 int tv_sched_admit(struct tv_sched *sched, struct tv_call *call);
 void tv_sched_job_destroy(struct job *job);
+/* When a call may not start any more; INT64_MAX: always. */
+int64_t tv_sched_deadline(const struct tv_call *call);
+/* With the lock: calls have joined the job or left it; a queued one may start as long as any of
+ * them wants it. */
+void tv_sched_job_waiters(struct job *job);
+/* With the lock: the first call of a queued job leaves it to the next one, which exists. */
+void tv_sched_job_pass_on(struct job *job);
 
 /* worker.c, launch.c, prefill.c, parity.c: the worker thread, without the lock. */
 void *tv_sched_worker_main(void *context);
@@ -191,7 +198,9 @@ void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct 
                           struct tv_shadow_round *captured);
 /* Its oracles have spoken, or the server stops. */
 void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job);
-int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request);
+/* Fills in the built-in case. -ENOMEM, or -EINVAL with *problem. */
+int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request,
+                              struct tv_problem *problem);
 void *tv_sched_comparer_main(void *context);
 /* info.c: the worker thread, without the lock. */
 void tv_sched_self_test_run(struct tv_sched *sched);

@@ -16,14 +16,27 @@
 #define SELF_PREFIX 40
 #define SELF_NODES  15
 
-int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request)
+/* The deepest whole binary tree of at most SELF_NODES that every limit admits, behind a prefix of
+ * one token where there is room for one; of one word, where siblings would be equal, a chain. */
+static void self_sizes(const struct tv_sched *sched, int32_t *ret_depth, int32_t *ret_prefix)
 {
-    struct tv_problem problem = {0};
-    int32_t vocab = sched->engine->vocab, prefix = SELF_PREFIX;
-    if (prefix > sched->engine->max_len - SELF_NODES) {
-        prefix = 0;
+    const struct tv_tree_limits *limits = &sched->limits.tree;
+    int32_t depth = 0, max_len = sched->engine->max_len;
+    while (depth < limits->depth_max && (4 << depth) - 1 <= SELF_NODES &&
+           (4 << depth) - 1 <= limits->nodes_max && depth + 3 <= max_len) {
+        depth++;
     }
+    int32_t room = max_len - 1 - depth;
+    *ret_depth = depth;
+    *ret_prefix = room < SELF_PREFIX ? room : SELF_PREFIX;
+}
+
+int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request,
+                              struct tv_problem *problem)
+{
+    int32_t vocab = sched->engine->vocab, depth = 0, prefix = 0;
     struct tv_tree *tree = &request->tree;
+    self_sizes(sched, &depth, &prefix);
     request->tokens = malloc(SELF_PREFIX * sizeof *request->tokens);
     tree->tokens = malloc(SELF_NODES * sizeof *tree->tokens);
     tree->parents = malloc(SELF_NODES * sizeof *tree->parents);
@@ -34,13 +47,13 @@ int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request
     for (int32_t i = 0; i < prefix; i++) {
         request->tokens[i] = (7 * i + 3) % vocab;
     }
-    tree->count = sched->limits.tree.nodes_max < SELF_NODES ? 1 : SELF_NODES;
+    tree->count = vocab > 1 ? (2 << depth) - 1 : depth + 1;
     for (int32_t i = 0; i < tree->count; i++) {
         tree->tokens[i] = i % vocab; /* siblings differ by one, so they are never equal */
-        tree->parents[i] = i == 0 ? -1 : (i - 1) / 2;
+        tree->parents[i] = vocab > 1 && i > 0 ? (i - 1) / 2 : i - 1;
     }
     request->has_tree = 1;
-    return tv_tree_check(tree, &sched->limits.tree, &problem);
+    return tv_tree_check(tree, &sched->limits.tree, problem);
 }
 
 static void *copy(const void *data, size_t bytes)

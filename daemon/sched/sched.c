@@ -188,7 +188,11 @@ static int unlink_call(struct tv_call **list, const struct tv_call *call)
 static int unlink_attached(struct job *jobs, struct tv_call *call)
 {
     for (struct job *job = jobs; job != NULL; job = job->next) {
-        if (unlink_call(&job->twins, call) || unlink_call(&job->watchers, call)) {
+        if (unlink_call(&job->twins, call)) {
+            tv_sched_job_waiters(job);
+            return 1;
+        }
+        if (unlink_call(&job->watchers, call)) {
             return 1;
         }
     }
@@ -212,11 +216,7 @@ void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
             job = job->next;
         }
         if (job != NULL && job->twins != NULL) { /* somebody else still wants this round */
-            job->call = job->twins;
-            job->twins = job->twins->next;
-            if (!job->owns_tokens) { /* they were the call's; the other's are equal */
-                job->tokens = job->call->request.tokens;
-            }
+            tv_sched_job_pass_on(job);
             calls = call;
             call->next = NULL;
         } else if (job != NULL) {

@@ -50,6 +50,39 @@ static int expired_watchers(struct job *jobs, int64_t now_us, struct tv_call **r
     return count;
 }
 
+/* Of a queued round that somebody still waits for, those whose own time is over; the round stays.
+ */
+static void leave_late(struct job *job, int64_t now_us, struct tv_call **ret_calls,
+                       int64_t *wake_us)
+{
+    struct tv_call **link = &job->twins;
+    while (job->twins != NULL) {
+        int first = tv_sched_deadline(job->call) <= now_us;
+        struct tv_call *call = first ? job->call : *link;
+        if (call == NULL) {
+            break;
+        }
+        int64_t deadline_us = tv_sched_deadline(call);
+        if (deadline_us > now_us) {
+            *wake_us = deadline_us < *wake_us ? deadline_us : *wake_us;
+            link = &call->next;
+            continue;
+        }
+        if (first) {
+            tv_sched_job_pass_on(job);
+            link = &job->twins;
+        } else {
+            *link = call->next;
+        }
+        tv_sched_reply_refuse(call, TV_DEADLINE, NULL,
+                              "not started within deadline_ms; another call waits on for it");
+        call->next = *ret_calls;
+        *ret_calls = call;
+    }
+    int64_t deadline_us = tv_sched_deadline(job->call);
+    *wake_us = deadline_us < *wake_us ? deadline_us : *wake_us;
+}
+
 /* Queued calls that may not start any more. */
 static void drop_late(struct tv_sched *sched, int64_t now_us, struct tv_call **ret_calls,
                       int64_t *wake_us)
@@ -61,8 +94,8 @@ static void drop_late(struct tv_sched *sched, int64_t now_us, struct tv_call **r
             tv_sched_job_drop(sched, job, TV_DRAINING, "the server is going away", ret_calls);
         } else if (now_us >= job->deadline_us) {
             tv_sched_job_drop(sched, job, TV_DEADLINE, "not started within deadline_ms", ret_calls);
-        } else if (job->deadline_us < *wake_us) {
-            *wake_us = job->deadline_us;
+        } else {
+            leave_late(job, now_us, ret_calls, wake_us);
         }
         job = next;
     }

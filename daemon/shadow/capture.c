@@ -16,9 +16,7 @@ void tv_shadow_round_free(struct tv_shadow *shadow, struct tv_shadow_round *roun
     if (round == NULL) {
         return;
     }
-    if (round->cache_pinned != NULL) {
-        tv_cache_unpin(round->cache_pinned, round->pages, round->full_pages);
-    }
+    tv_shadow_unpin(shadow, round);
     for (int32_t l = 0; round->layers != NULL && l < round->layer_count; l++) {
         free(round->layers[l].block);
     }
@@ -107,9 +105,7 @@ static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
     memcpy(round->pages, attn->page_table, (size_t)full * sizeof *round->pages);
     round->full_pages = full;
     round->tail_start = full * round->page_size;
-    tv_cache_pin(shadow->cache, round->pages, full);
-    round->cache_pinned = shadow->cache;
-    return 0;
+    return tv_shadow_pin(shadow, round);
 }
 
 static size_t kv_row_bytes(const struct tv_shadow_round *round)
@@ -206,21 +202,26 @@ size_t tv_shadow_round_kv_bytes(const struct tv_shadow_round *round)
            kv_row_bytes(round);
 }
 
-void tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void *kv)
+int tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void *kv)
 {
     size_t row_bytes = kv_row_bytes(round);
     size_t page_bytes = (size_t)round->page_size * row_bytes;
     char *to = kv;
     memset(to, 0xff, tv_shadow_round_kv_bytes(round)); /* NaN in f32 and bf16 alike */
     if (round->full_pages > 0) {
+        if (!tv_shadow_pages_enter(round)) {
+            return -ECANCELED;
+        }
         const char *pool = tv_cache_layer(round->cache, layer);
         for (int32_t p = 0; p < round->full_pages; p++) {
             memcpy(to + (size_t)p * page_bytes, pool + (size_t)round->pages[p] * page_bytes,
                    page_bytes);
         }
+        tv_shadow_pages_leave(round);
     }
     memcpy(to + (size_t)round->tail_start * row_bytes, round->layers[layer].kv_tail,
            (size_t)(round->prefix_len + round->nodes - round->tail_start) * row_bytes);
+    return 0;
 }
 
 float tv_shadow_round_kv_at(const struct tv_shadow_round *round, int32_t layer, int32_t row,

@@ -225,7 +225,11 @@ int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_roun
             rc = -ECANCELED;
             break;
         }
-        tv_shadow_round_kv(round, layer, judge.kv);
+        rc = tv_shadow_round_kv(round, layer, judge.kv);
+        if (rc != 0) {
+            rc = within ? rc : 0; /* a violation that was found stays one */
+            break;
+        }
         struct tv_verify_attn attn = attn_of(&judge, layer);
         rc = shadow->ref->verify_attn_naive(shadow->ref, &attn);
         if (rc != 0) {

@@ -59,8 +59,10 @@ struct tv_shadow_round {
     const struct tv_model_config *config;
     const struct tv_cache *cache;
     struct tv_cache *cache_pinned; /* NULL until pages are pinned */
-    int want_path;
+    int want_kernel, want_path;    /* which oracles */
     int on_demand;
+    int sampled;     /* nobody asked for it: its pins are bounded */
+    atomic_int lost; /* its prefix pages were needed elsewhere; set with pins_lock, else relaxed */
     enum tv_shadow_verdict path_verdict; /* of a round on demand: the path oracle's, uncounted */
     int failed;                          /* 0, or why it cannot be judged */
     int captured;
@@ -110,7 +112,12 @@ struct tv_shadow {
 
     atomic_int stopping; /* relaxed: oracles look at it between two steps; set under the lock */
 
-    pthread_mutex_t lock; /* guards what follows, and done of every round in the queue or judged */
+    pthread_mutex_t pins_lock; /* guards pins, and pages of queued or judged rounds while read */
+    uint32_t *pins;            /* [pages of the cache]: rounds that hold the page; NULL: no cache */
+    int64_t pinned;            /* pages that some round holds */
+
+    pthread_mutex_t lock; /* before pins_lock; guards what follows, and done of every round in the
+                             queue or judged */
     pthread_cond_t changed;
     struct tv_shadow_round *first, *last; /* waited-for rounds first, each part oldest first */
     struct tv_shadow_round *judged;       /* the one that the thread has; NULL: none */
@@ -124,6 +131,19 @@ int tv_shadow_stopping(const struct tv_shadow *shadow);
 /* Adds one judged (or skipped) round to the totals. Any thread. */
 void tv_shadow_count(struct tv_shadow *shadow, enum tv_shadow_verdict verdict);
 
+/* pins.c: hold the round's prefix pages. -ENOSPC: a sampled round beyond its share of the pool. */
+int tv_shadow_pin(struct tv_shadow *shadow, struct tv_shadow_round *round);
+/* The pages are read under this lock. 0: they are gone, and the lock is not held. */
+int tv_shadow_pages_enter(const struct tv_shadow_round *round);
+void tv_shadow_pages_leave(const struct tv_shadow_round *round);
+/* Nothing is held: no effect. */
+void tv_shadow_unpin(struct tv_shadow *shadow, struct tv_shadow_round *round);
+/* A tv_cache_reclaim (context: the shadow): drops judgements, oldest first, until pages are free;
+ * those that are waited for, and the one under way, only when the others do not suffice. */
+void tv_shadow_reclaim(void *context, int64_t pages);
+/* shadow.c: one verdict of two. */
+enum tv_shadow_verdict tv_shadow_both(enum tv_shadow_verdict a, enum tv_shadow_verdict b);
+
 /* capture.c */
 void tv_shadow_capture(struct tv_shadow *shadow, struct tv_shadow_round *round, int32_t layer,
                        const struct tv_verify_attn *attn);
@@ -134,8 +154,9 @@ void *tv_shadow_round_take(struct tv_shadow *shadow, struct tv_shadow_round *rou
  * hold tv_shadow_round_kv_bytes. */
 size_t tv_shadow_round_kv_bytes(const struct tv_shadow_round *round);
 int32_t tv_shadow_round_page_count(const struct tv_shadow_round *round);
-void tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void *kv);
-/* Element i of KV row `row` (below prefix_len + nodes) of a layer. */
+/* -ECANCELED: the pages were needed elsewhere. */
+int tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void *kv);
+/* Element i of KV row `row` (below prefix_len + nodes) of a layer; between enter and leave. */
 float tv_shadow_round_kv_at(const struct tv_shadow_round *round, int32_t layer, int32_t row,
                             int32_t i);
 

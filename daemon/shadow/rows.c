@@ -111,6 +111,9 @@ static void kv_watch(void *context, int32_t layer, float *kv)
     size_t width = width_of(round);
     double bound = tv_shadow_logit_bound(tv_shadow_spread(kv, (size_t)rows->count * width));
     attention_close(check);
+    if (!tv_shadow_pages_enter(round)) {
+        return; /* the pass stops at its next step */
+    }
     for (int32_t slot = 0; slot < rows->prefix_len + round->nodes; slot++) {
         int32_t row = slot < rows->prefix_len ? slot : rows->row_of[slot - rows->prefix_len];
         check->equal &= rows->twins && slot < rows->prefix_len
@@ -123,6 +126,7 @@ static void kv_watch(void *context, int32_t layer, float *kv)
                 tv_shadow_round_kv_at(round, layer, rows->slots[r], (int32_t)i);
         }
     }
+    tv_shadow_pages_leave(round);
 }
 
 /* Queries of the tree's rows; those of the prefix were not kept. */

@@ -60,8 +60,11 @@ struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, enum tv_shadow
     round->shadow = shadow;
     round->cache = shadow->cache;
     round->config = tv_model_config(shadow->model);
+    round->want_kernel = wanted;
     round->want_path = want_path;
     round->on_demand = why == TV_SHADOW_ON_DEMAND;
+    round->sampled = why == TV_SHADOW_SAMPLED;
+    atomic_init(&round->lost, 0);
     round->layer_count = round->config->layers;
     round->layers =
         tv_shadow_round_take(shadow, round, (size_t)round->layer_count * sizeof *round->layers);
@@ -220,7 +223,8 @@ static struct tv_parity_case case_of(struct tv_shadow_round *round)
                                    .accepted_count = attached->accepted_count,
                                    .pending = attached->pending,
                                    .noise = attached->noise,
-                                   .round = round};
+                                   .round = round,
+                                   .cancelled = {&round->lost}};
 }
 
 static void worst_update(struct tv_shadow *shadow, const struct tv_parity_kernel *kernel)
@@ -266,7 +270,7 @@ static enum tv_shadow_verdict round_judge(struct tv_shadow *shadow, struct tv_sh
 }
 
 /* One verdict of two: a violation is one, and what was not judged by both was not judged. */
-static enum tv_shadow_verdict both(enum tv_shadow_verdict a, enum tv_shadow_verdict b)
+enum tv_shadow_verdict tv_shadow_both(enum tv_shadow_verdict a, enum tv_shadow_verdict b)
 {
     if (a == TV_SHADOW_VIOLATION || b == TV_SHADOW_VIOLATION) {
         return TV_SHADOW_VIOLATION;
@@ -276,13 +280,16 @@ static enum tv_shadow_verdict both(enum tv_shadow_verdict a, enum tv_shadow_verd
 
 static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
 {
-    struct tv_shadow_block block = {0};
-    enum tv_shadow_verdict verdict = round_judge(shadow, round, &block);
-    tv_shadow_count(shadow, round->on_demand ? both(verdict, round->path_verdict) : verdict);
-    if (!block.ran) {
-        block.skipped = tv_shadow_stopping(shadow) ? "draining" : "queue";
+    if (round->want_kernel) {
+        struct tv_shadow_block block = {0};
+        enum tv_shadow_verdict verdict = round_judge(shadow, round, &block);
+        tv_shadow_count(shadow,
+                        round->on_demand ? tv_shadow_both(verdict, round->path_verdict) : verdict);
+        if (!block.ran) {
+            block.skipped = tv_shadow_stopping(shadow) ? "draining" : "queue";
+        }
+        round_tell(shadow, round, &block);
     }
-    round_tell(shadow, round, &block);
     if (round->want_path) {
         struct tv_parity_report report = {0};
         struct tv_parity_case parity_case = case_of(round);
@@ -323,6 +330,7 @@ static void *thread_main(void *context)
             round_run(shadow, round);
         }
         pthread_mutex_lock(&shadow->lock);
+        tv_shadow_unpin(shadow, round); /* while a reclaim can see the round */
         shadow->judged = NULL;
         pthread_mutex_unlock(&shadow->lock);
         if (dropped) {
@@ -365,9 +373,15 @@ int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_mode
     atomic_init(&shadow->bytes_held, 0);
     atomic_init(&shadow->stopping, 0);
     (void)pthread_mutex_init(&shadow->lock, NULL); /* default attributes cannot fail */
+    (void)pthread_mutex_init(&shadow->pins_lock, NULL);
     (void)pthread_cond_init(&shadow->changed, NULL);
     int rc = 0;
-    if (params->state_dir != NULL) {
+    if (cache != NULL) {
+        shadow->pins = calloc((size_t)tv_cache_params(cache)->pages, sizeof *shadow->pins);
+        rc = shadow->pins == NULL ? -ENOMEM : 0;
+        tv_cache_reclaim_set(cache, tv_shadow_reclaim, shadow);
+    }
+    if (rc == 0 && params->state_dir != NULL) {
         shadow->state_dir = strdup(params->state_dir);
         rc = shadow->state_dir == NULL ? -ENOMEM : 0;
     }
@@ -401,7 +415,12 @@ void tv_shadow_destroy(struct tv_shadow *shadow)
     if (shadow->ref != NULL) {
         shadow->ref->destroy(shadow->ref);
     }
+    if (shadow->cache != NULL) {
+        tv_cache_reclaim_set(shadow->cache, NULL, shadow);
+    }
+    free(shadow->pins);
     (void)pthread_cond_destroy(&shadow->changed);
+    (void)pthread_mutex_destroy(&shadow->pins_lock);
     (void)pthread_mutex_destroy(&shadow->lock);
     free(shadow->state_dir);
     free(shadow);

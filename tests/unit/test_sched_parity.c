@@ -80,9 +80,44 @@ static void the_built_in_case_and_a_body_agree_with_the_oracles(void **state)
     assert_clean(fixture, 3);
 }
 
+/* Whatever trees and contexts the server was told to admit, {} is a case that fits them. */
+static void the_built_in_case_fits_every_limit(void **state)
+{
+    static const struct {
+        int32_t nodes, depth, max_len, vocab;
+    } limits[] = {{64, 32, 256, 307}, {64, 2, 256, 307}, {64, 1, 256, 307},  {64, 0, 256, 307},
+                  {1, 32, 256, 307},  {2, 32, 256, 307}, {14, 32, 256, 307}, {64, 32, 1, 307},
+                  {64, 32, 2, 307},   {64, 32, 3, 307},  {64, 32, 41, 307},  {64, 32, 256, 1},
+                  {64, 32, 4, 2}};
+    struct fixture *fixture = *state;
+    struct tv_sched *sched = fixture->sched;
+    struct tv_engine *engine = sched->engine;
+    const struct tv_tree_limits trees = sched->limits.tree;
+    int32_t max_len = engine->max_len, vocab = engine->vocab;
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        struct tv_request request = {.kind = TV_CALL_PARITY};
+        struct tv_problem problem = {0};
+        sched->limits.tree = (struct tv_tree_limits){
+            .nodes_max = limits[i].nodes, .depth_max = limits[i].depth, .vocab = limits[i].vocab};
+        engine->max_len = limits[i].max_len;
+        engine->vocab = limits[i].vocab;
+        assert_int_equal(tv_sched_parity_self_case(sched, &request, &problem), 0);
+        assert_true(request.token_count >= 0);
+        assert_true(request.token_count + request.tree.depth < limits[i].max_len);
+        assert_int_equal(request.tree.depth > 0,
+                         limits[i].depth > 0 && limits[i].max_len > 2 && limits[i].nodes > 2);
+        tv_request_finish(&request);
+    }
+    sched->limits.tree = trees;
+    engine->max_len = max_len;
+    engine->vocab = vocab;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(the_built_in_case_fits_every_limit, real_setup,
+                                        real_teardown),
         cmocka_unit_test_setup_teardown(a_round_waits_for_its_oracle, real_setup, real_teardown),
         cmocka_unit_test_setup_teardown(the_built_in_case_and_a_body_agree_with_the_oracles,
                                         real_setup, real_teardown),

@@ -1,0 +1,160 @@
+/*
+ * test_sched_joined.c - calls that share one round: each keeps its own deadline and lease, and what
+ * is the same body.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "test_sched_fixture.h"
+
+/* A verify of `count` nodes under way inside the engine, which is held. */
+static struct tv_call *running_verify(struct fixture *fixture, struct client *client, int32_t count)
+{
+    char body[2048];
+    tv_fixed_engine_hold(fixture->engine, 1);
+    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
+                                     client_chain(fixture, client, count, body, sizeof body));
+    call_start(fixture, call);
+    tv_fixed_engine_await_held(fixture->engine);
+    return call;
+}
+
+static struct tv_call *start_chain(struct fixture *fixture, const struct client *client,
+                                   int32_t count)
+{
+    char body[2048];
+    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
+                                     client_chain(fixture, client, count, body, sizeof body));
+    call_start(fixture, call);
+    return call;
+}
+
+static void release(struct fixture *fixture, struct tv_call *call, int http_status)
+{
+    tv_fixed_engine_hold(fixture->engine, 0);
+    assert_reply(call_wait(call), http_status);
+    call_free(call);
+}
+
+static struct tv_call *start_with(struct fixture *fixture, const struct client *client,
+                                  const char *options)
+{
+    char body[2048];
+    client_chain(fixture, client, 2, body, sizeof body);
+    body[strlen(body) - 1] = '\0';
+    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s%s}", body, options);
+    call_start(fixture, call);
+    return call;
+}
+
+static int64_t lease_expires(struct fixture *fixture, const struct client *client)
+{
+    char text[40];
+    struct tm at = {0};
+    struct tv_call *call = ask(fixture, TV_CALL_STATE, client->id, NULL);
+    reply_text(call, "lease_expires_at", text, sizeof text);
+    call_free(call);
+    assert_int_equal(sscanf(text, "%d-%d-%dT%d:%d:%d", &at.tm_year, &at.tm_mon, &at.tm_mday,
+                            &at.tm_hour, &at.tm_min, &at.tm_sec),
+                     6);
+    at.tm_year -= 1900;
+    at.tm_mon--;
+    return (int64_t)timegm(&at);
+}
+
+/* Each of the calls that share a queued round has its own deadline and lease. */
+static void joined_calls_keep_their_own_fields(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client running, queued;
+    client_open(fixture, &running, 5, "");
+    client_open(fixture, &queued, 6, ",\"lease_s\":60");
+    struct tv_call *first = running_verify(fixture, &running, 1);
+    struct tv_call *owner = start_with(fixture, &queued, ",\"deadline_ms\":1");
+    struct tv_call *twin = start_with(fixture, &queued, ",\"deadline_ms\":60000,\"lease_s\":3000");
+    struct tv_call *late = start_with(fixture, &queued, ",\"deadline_ms\":1,\"lease_s\":7");
+    (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    release(fixture, first, 200);
+    assert_refused(call_wait(owner), 504, "deadline");
+    assert_refused(call_wait(late), 504, "deadline");
+    assert_reply(call_wait(twin), 200);
+    assert_int_equal(reply_flag(twin, "replayed"), 0);
+    call_free(owner);
+    call_free(late);
+    call_free(twin);
+    client_advance(fixture, &queued, 2);
+    client_check(fixture, &queued);
+    assert_true(lease_expires(fixture, &queued) > (int64_t)time(NULL) + 2900);
+
+    /* who goes takes the long deadline along */
+    first = start_chain(fixture, &running, 1);
+    (void)call_wait(first);
+    call_free(first);
+    client_advance(fixture, &running, 1);
+    first = running_verify(fixture, &running, 1);
+    owner = start_with(fixture, &queued, ",\"deadline_ms\":60000");
+    late = start_with(fixture, &queued, ",\"deadline_ms\":1");
+    tv_sched_cancel(fixture->sched, owner);
+    (void)call_wait(owner);
+    call_free(owner);
+    (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    release(fixture, first, 200);
+    assert_refused(call_wait(late), 504, "deadline");
+    call_free(late);
+    client_check(fixture, &queued);
+}
+
+/* Of a running round: all are answered by it, and the longest lease counts. */
+static void a_lease_of_who_joins_a_running_round(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    client_open(fixture, &client, 6, ",\"lease_s\":60");
+    tv_fixed_engine_hold(fixture->engine, 1);
+    struct tv_call *first = start_with(fixture, &client, "");
+    tv_fixed_engine_await_held(fixture->engine);
+    struct tv_call *twin = start_with(fixture, &client, ",\"lease_s\":3000,\"deadline_ms\":1");
+    release(fixture, first, 200);
+    assert_int_equal(reply_flag(call_wait(twin), "replayed"), 1);
+    call_free(twin);
+    assert_true(lease_expires(fixture, &client) > (int64_t)time(NULL) + 2900);
+}
+
+/* The session's own rule, said or not, is the same body; another rule is another. */
+static void an_explicit_default_rule_is_no_other_body(void **state)
+{
+    static const char *const pairs[][2] = {{"", ",\"rule\":\"greedy\""},
+                                           {",\"rule\":\"greedy\"", ""}};
+    struct fixture *fixture = *state;
+    for (size_t i = 0; i < 2; i++) {
+        struct client client;
+        client_open(fixture, &client, 6, ",\"sampling\":{\"rule\":\"greedy\"}");
+        struct tv_call *call = start_with(fixture, &client, pairs[i][0]);
+        assert_reply(call_wait(call), 200);
+        call_free(call);
+        call = start_with(fixture, &client, pairs[i][1]);
+        assert_int_equal(reply_flag(call_wait(call), "replayed"), 1);
+        call_free(call);
+        call = start_with(fixture, &client, ",\"rule\":\"target_walk\"");
+        assert_refused(call_wait(call), 422, "seq-reused");
+        call_free(call);
+    }
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(joined_calls_keep_their_own_fields),
+        CASE(a_lease_of_who_joins_a_running_round),
+        CASE(an_explicit_default_rule_is_no_other_body),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
