@@ -176,12 +176,30 @@ static int check_context(struct tv_request_reader *reader)
     return 0;
 }
 
+/* 1: every member of root is in the table. */
+static int all_known(const struct tv_json_value *root, const struct tv_request_field *fields,
+                     size_t count)
+{
+    for (const struct tv_json_value *v = tv_json_first(root); v != NULL; v = tv_json_next(v)) {
+        size_t i = 0;
+        while (i < count && strcmp(fields[i].name, tv_json_name(v)) != 0) {
+            i++;
+        }
+        if (i == count) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 static int read_prompt(struct tv_request_reader *reader, const struct tv_json_value *root,
                        const struct tv_request_field *fields, size_t count, int may_be_empty)
 {
     int rc = 0;
 
-    if (tv_json_member(root, "tokens") != NULL && tv_json_member(root, "tokens_b64") != NULL) {
+    /* before either is read, but not before an unknown member is refused */
+    if (tv_json_member(root, "tokens") != NULL && tv_json_member(root, "tokens_b64") != NULL &&
+        all_known(root, fields, count)) {
         tv_problem_set(reader->problem, TV_WRONG_VALUE, "/tokens_b64",
                        "/tokens_b64: tokens or tokens_b64, not both");
         return -EINVAL;

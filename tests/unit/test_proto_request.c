@@ -49,6 +49,7 @@ static void test_create_refusals(void **state)
     refuse(TV_CALL_CREATE, "{\"tokens\":[]}", TV_WRONG_VALUE, "/tokens");
     refuse(TV_CALL_CREATE, "{\"tokens_b64\":\"\"}", TV_WRONG_VALUE, "/tokens_b64");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"tokens_b64\":\"\"}", TV_WRONG_VALUE, "/tokens_b64");
+    refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"tokens_b64\":\"\",\"x\":1}", TV_UNKNOWN_FIELD, "/x");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1,307]}", TV_WRONG_VALUE, "/tokens/1");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"Tokens\":[1]}", TV_UNKNOWN_FIELD, "/Tokens");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"prefix\":{}}", TV_UNKNOWN_FIELD, "/prefix");
