@@ -159,6 +159,11 @@ static int service_start(struct service *service)
         tv_log(TV_LOG_ERROR, "state_dir %.400s: %s", dir, strerror(-unusable));
         return TV_EXIT_CONFIG;
     }
+    int rc = tv_http_probe(config, error, sizeof error);
+    if (rc != 0) {
+        tv_log(TV_LOG_ERROR, "%s", error);
+        return exit_code_of(rc);
+    }
     int code = tv_main_engine_open(config, &service->engine, error, sizeof error);
     if (code != TV_EXIT_DRAINED) {
         tv_log(TV_LOG_ERROR, "%s", error);
@@ -172,7 +177,7 @@ static int service_start(struct service *service)
         .state_dir = config->state_dir[0] == '\0' ? NULL : config->state_dir,
         .device = service->engine->kernels,
     };
-    int rc =
+    rc =
         tv_shadow_create(&shadow, service->engine->model, service->engine->cache, &service->shadow);
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "shadow cannot be started: %s", strerror(-rc));

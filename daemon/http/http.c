@@ -91,6 +91,22 @@ static int bind_listener(struct http_listener *listener, const char *host, int32
     return rc;
 }
 
+int tv_http_probe(const struct tv_config *config, char *error, size_t error_bytes)
+{
+    struct http_listener work = {.fd = -1}, admin = {.fd = -1};
+    int rc = bind_listener(&work, config->listen_host, config->listen_port, error, error_bytes);
+    if (rc == 0 && config->admin_on) {
+        rc = bind_listener(&admin, config->admin_host, config->admin_port, error, error_bytes);
+    }
+    if (work.fd >= 0) {
+        (void)close(work.fd); /* nothing was accepted */
+    }
+    if (admin.fd >= 0) {
+        (void)close(admin.fd);
+    }
+    return rc;
+}
+
 /* What libmicrohttpd says goes to the log, as detail: its lines are about single connections. */
 static void library_log(void *context, const char *format, va_list arguments)
 {

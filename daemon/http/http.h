@@ -16,6 +16,9 @@
 
 struct tv_http;
 
+/* Could the addresses be bound now? They are free again on return. As tv_http_create, which
+ * decides: this is for saying so before a long load. */
+int tv_http_probe(const struct tv_config *config, char *error, size_t error_bytes);
 /* Bind and serve. config and sched outlive it until tv_http_close. -EADDRINUSE, -EADDRNOTAVAIL,
  * -EACCES and the like with text: an address cannot be bound (exit 78); -ENOMEM, -EAGAIN. */
 int tv_http_create(const struct tv_config *config, struct tv_sched *sched,

@@ -5,6 +5,7 @@ TV_TEST_SCALE stops under load, at least one and at most the published 100 (TV_T
 
 import json
 import os
+import pathlib
 import random
 import signal
 import socket
@@ -292,6 +293,14 @@ class StopTest(unittest.TestCase):
             self.assertEqual(code, 78, text)
             self.assertIn("pages", text)
             self.assertIn("7 pages", text)
+        with socket.socket() as taken:  # said before the model is looked at
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            busy = f"127.0.0.1:{taken.getsockname()[1]}"
+            for option in (("--listen", busy), (*port, "--listen-admin", busy)):
+                code, text, _ = self.exit_code("--model", "/nonexistent", *option, program=TREEVERIFYD)
+                self.assertEqual(code, 78, text)
+                self.assertIn("cannot listen", text)
         code, text, _ = self.exit_code("--model", MODEL, *port, "--max-len", "1000000", program=TREEVERIFYD)
         self.assertEqual(code, 78, text)
         self.assertIn("max_len", text)
@@ -309,6 +318,20 @@ class StopTest(unittest.TestCase):
             code, text, _ = self.exit_code("--model", "m", "--listen", "127.0.0.1:0", "--state-dir", path)
             self.assertEqual(code, 78, text)
             self.assertIn("state_dir", text)
+
+    def test_state_dirs_fall_through(self):
+        """Folders of the environment that cannot be used are passed over."""
+        with tempfile.TemporaryDirectory() as home:
+            env = {"STATE_DIRECTORY": "/dev/full", "XDG_STATE_HOME": home, "TREEVERIFY_MODEL": "m"}
+            command = [PROGRAM, "--listen", "127.0.0.1:0", "--listen-admin", "off"]
+            with open(os.path.join(home, "log"), "w+") as log:
+                process = subprocess.Popen(command, env=dict(os.environ, **env), stdout=log, stderr=log)
+                try:
+                    wait_until(lambda: "listening" in pathlib.Path(log.name).read_text(), 10, "the daemon serves")
+                finally:
+                    process.terminate()
+                    process.wait(timeout=60)
+                self.assertIn(f"go to {home}/treeverify", pathlib.Path(log.name).read_text())
 
     def test_closed_streams(self):
         """Descriptors 0 to 2 that are closed at the start do not become sockets that the log is written to."""
