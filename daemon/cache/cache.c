@@ -207,6 +207,14 @@ static void page_release(struct tv_cache *cache, int32_t page)
     }
 }
 
+int32_t tv_cache_holders(struct tv_cache *cache, int32_t page)
+{
+    pthread_mutex_lock(&cache->lock);
+    int32_t holders = cache->refs[page];
+    pthread_mutex_unlock(&cache->lock);
+    return holders;
+}
+
 void tv_cache_reclaim_set(struct tv_cache *cache, tv_cache_reclaim *reclaim, void *context)
 {
     if (reclaim != NULL || cache->reclaim_context == context) {

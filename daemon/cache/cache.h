@@ -68,6 +68,8 @@ void tv_cache_seq_finish(struct tv_cache *cache, struct tv_cache_seq *seq);
 void tv_cache_pin(struct tv_cache *cache, const int32_t *pages, int32_t count);
 void tv_cache_unpin(struct tv_cache *cache, const int32_t *pages, int32_t count);
 
+/* How many hold the page: sequences and pins; 0: it is free. Any thread. */
+int32_t tv_cache_holders(struct tv_cache *cache, int32_t page);
 /* Called on the worker thread by a reserve that lacks pages, before it is refused: `pages` must be
  * free, and it may unpin. One at most; NULL takes back that of this context. No reserve meanwhile.
  */

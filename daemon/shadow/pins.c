@@ -70,6 +70,39 @@ static int is_short(const struct tv_shadow *shadow, int64_t pages)
     return counts.free < pages;
 }
 
+/* Of the page nobody but judgements has hold, so that it becomes free without them. */
+static int is_idle(const struct tv_shadow *shadow, int32_t page)
+{
+    uint32_t pins = shadow->pins[page];
+    return pins > 0 && (uint32_t)tv_cache_holders(shadow->cache, page) == pins;
+}
+
+/* 1: would all judgements together be enough? What a live session holds too is no gain. */
+static int is_enough(struct tv_shadow *shadow, int64_t pages)
+{
+    struct tv_cache_counts counts;
+    pthread_mutex_lock(&shadow->pins_lock);
+    tv_cache_counts(shadow->cache, &counts);
+    int64_t gain = counts.free;
+    for (int32_t page = 0; shadow->pinned > 0 && page < counts.total && gain < pages; page++) {
+        gain += is_idle(shadow, page);
+    }
+    pthread_mutex_unlock(&shadow->pins_lock);
+    return gain >= pages;
+}
+
+/* 1: without this judgement a page would be free, or nearer to it. */
+static int is_gain(struct tv_shadow *shadow, const struct tv_shadow_round *round)
+{
+    int gain = 0;
+    pthread_mutex_lock(&shadow->pins_lock);
+    for (int32_t i = 0; round->cache_pinned != NULL && !gain && i < round->full_pages; i++) {
+        gain = is_idle(shadow, round->pages[i]);
+    }
+    pthread_mutex_unlock(&shadow->pins_lock);
+    return gain;
+}
+
 /* With the lock: queued rounds of one kind lose their pages and their place. */
 static void queue_drop(struct tv_shadow *shadow, int waited, int64_t pages,
                        struct tv_shadow_round **ret_dropped)
@@ -78,8 +111,7 @@ static void queue_drop(struct tv_shadow *shadow, int waited, int64_t pages,
     struct tv_shadow_round **link = &shadow->first, *before = NULL;
     while (*link != NULL && is_short(shadow, pages)) {
         struct tv_shadow_round *round = *link;
-        if ((round->done != NULL) != waited || round->cache_pinned == NULL ||
-            round->full_pages == 0) {
+        if ((round->done != NULL) != waited || !is_gain(shadow, round)) {
             before = round;
             link = &round->next;
             continue;
@@ -102,10 +134,12 @@ void tv_shadow_reclaim(void *context, int64_t pages)
     struct tv_shadow *shadow = context;
     struct tv_shadow_round *dropped = NULL;
     pthread_mutex_lock(&shadow->lock);
-    for (int waited = 0; waited < 2; waited++) {
+    int enough = is_enough(shadow, pages);
+    for (int waited = 0; enough && waited < 2; waited++) {
         queue_drop(shadow, waited, pages, &dropped);
         struct tv_shadow_round *judged = shadow->judged; /* the thread sees it at its next layer */
-        if (judged != NULL && (judged->done != NULL) == waited && is_short(shadow, pages)) {
+        if (judged != NULL && (judged->done != NULL) == waited && is_short(shadow, pages) &&
+            is_gain(shadow, judged)) {
             tv_shadow_unpin(shadow, judged);
         }
     }

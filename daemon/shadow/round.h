@@ -139,7 +139,8 @@ void tv_shadow_pages_leave(const struct tv_shadow_round *round);
 /* Nothing is held: no effect. */
 void tv_shadow_unpin(struct tv_shadow *shadow, struct tv_shadow_round *round);
 /* A tv_cache_reclaim (context: the shadow): drops judgements, oldest first, until pages are free;
- * those that are waited for, and the one under way, only when the others do not suffice. */
+ * those that are waited for, and the one under way, only when the others do not suffice, and none
+ * when all of them would not. */
 void tv_shadow_reclaim(void *context, int64_t pages);
 /* shadow.c: one verdict of two. */
 enum tv_shadow_verdict tv_shadow_both(enum tv_shadow_verdict a, enum tv_shadow_verdict b);
