@@ -6,12 +6,14 @@ times the time of a round alone. Times are compared with those of the same run w
 """
 
 import json
+import os
 import selectors
 import time
 import unittest
 
 from harness import SCALE, Caller, FixedDaemon, Reader, median, request_bytes, round_body, verify_path
 
+SANITIZED = os.environ.get("TV_SANITIZE", "none") != "none"
 LAUNCH_US = 20000
 LAUNCH_ROUNDS = 8  # of treeverifyd-fixed
 CAPACITY = LAUNCH_ROUNDS * 1000000 // LAUNCH_US
@@ -104,11 +106,12 @@ class OverloadTest(unittest.TestCase):
             f"p99 {p99(accepted) * 1e3:.1f} ms, alone {unloaded * 1e3:.1f} ms; refused in "
             f"{median(refused) * 1e3:.2f} ms (median), {p99(refused) * 1e3:.2f} ms (p99)"
         )
-        self.assertGreaterEqual(len(accepted) + len(refused), 5 * len(accepted))
-        self.assertGreater(len(accepted), CAPACITY * SECONDS / 4, "the engine was kept busy")
-        self.assertLessEqual(p99(accepted), 3 * unloaded)
-        self.assertLess(median(refused), 0.010)
-        self.assertLess(after[0], 3 * unloaded, "the first round after the load")
+        if not SANITIZED:  # the tools' own time is not judged
+            self.assertGreaterEqual(len(accepted) + len(refused), 5 * len(accepted))
+            self.assertGreater(len(accepted), CAPACITY * SECONDS / 4, "the engine was kept busy")
+            self.assertLessEqual(p99(accepted), 3 * unloaded)
+            self.assertLess(median(refused), 0.010)
+            self.assertLess(after[0], 3 * unloaded, "the first round after the load")
         for source in sources:
             now = source.caller.call("GET", f"/v1/sessions/{source.state['session']}").json
             self.assertEqual(now["next_seq"], source.committed + 1)
