@@ -385,3 +385,30 @@ void client_check(struct fixture *fixture, const struct client *client)
     }
     tv_sched_unlock(fixture->sched);
 }
+
+struct tv_call *call_running(struct fixture *fixture, struct client *client, int32_t count)
+{
+    char body[2048];
+    tv_fixed_engine_hold(fixture->engine, 1);
+    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
+                                     client_chain(fixture, client, count, body, sizeof body));
+    call_start(fixture, call);
+    tv_fixed_engine_await_held(fixture->engine);
+    return call;
+}
+
+struct tv_call *call_chain(struct fixture *fixture, const struct client *client, int32_t count)
+{
+    char body[2048];
+    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
+                                     client_chain(fixture, client, count, body, sizeof body));
+    call_start(fixture, call);
+    return call;
+}
+
+void call_release(struct fixture *fixture, struct tv_call *call, int http_status)
+{
+    tv_fixed_engine_hold(fixture->engine, 0);
+    assert_reply(call_wait(call), http_status);
+    call_free(call);
+}

@@ -76,4 +76,11 @@ void client_advance(struct fixture *fixture, struct client *client, int32_t coun
 /* GET state says what the client believes; the context's length too. */
 void client_check(struct fixture *fixture, const struct client *client);
 
+/* A verify of a chain of `count` nodes, submitted. */
+struct tv_call *call_chain(struct fixture *fixture, const struct client *client, int32_t count);
+/* The same, under way inside the engine, which is held. */
+struct tv_call *call_running(struct fixture *fixture, struct client *client, int32_t count);
+/* Let the engine go on, await the call's answer, free it. */
+void call_release(struct fixture *fixture, struct tv_call *call, int http_status);
+
 #endif

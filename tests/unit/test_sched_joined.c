@@ -13,35 +13,6 @@
 
 #include "test_sched_fixture.h"
 
-/* A verify of `count` nodes under way inside the engine, which is held. */
-static struct tv_call *running_verify(struct fixture *fixture, struct client *client, int32_t count)
-{
-    char body[2048];
-    tv_fixed_engine_hold(fixture->engine, 1);
-    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
-                                     client_chain(fixture, client, count, body, sizeof body));
-    call_start(fixture, call);
-    tv_fixed_engine_await_held(fixture->engine);
-    return call;
-}
-
-static struct tv_call *start_chain(struct fixture *fixture, const struct client *client,
-                                   int32_t count)
-{
-    char body[2048];
-    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
-                                     client_chain(fixture, client, count, body, sizeof body));
-    call_start(fixture, call);
-    return call;
-}
-
-static void release(struct fixture *fixture, struct tv_call *call, int http_status)
-{
-    tv_fixed_engine_hold(fixture->engine, 0);
-    assert_reply(call_wait(call), http_status);
-    call_free(call);
-}
-
 static struct tv_call *start_with(struct fixture *fixture, const struct client *client,
                                   const char *options)
 {
@@ -75,12 +46,12 @@ static void joined_calls_keep_their_own_fields(void **state)
     struct client running, queued;
     client_open(fixture, &running, 5, "");
     client_open(fixture, &queued, 6, ",\"lease_s\":60");
-    struct tv_call *first = running_verify(fixture, &running, 1);
+    struct tv_call *first = call_running(fixture, &running, 1);
     struct tv_call *owner = start_with(fixture, &queued, ",\"deadline_ms\":1");
     struct tv_call *twin = start_with(fixture, &queued, ",\"deadline_ms\":60000,\"lease_s\":3000");
     struct tv_call *late = start_with(fixture, &queued, ",\"deadline_ms\":1,\"lease_s\":7");
     (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-    release(fixture, first, 200);
+    call_release(fixture, first, 200);
     assert_refused(call_wait(owner), 504, "deadline");
     assert_refused(call_wait(late), 504, "deadline");
     assert_reply(call_wait(twin), 200);
@@ -93,18 +64,18 @@ static void joined_calls_keep_their_own_fields(void **state)
     assert_true(lease_expires(fixture, &queued) > (int64_t)time(NULL) + 2900);
 
     /* who goes takes the long deadline along */
-    first = start_chain(fixture, &running, 1);
+    first = call_chain(fixture, &running, 1);
     (void)call_wait(first);
     call_free(first);
     client_advance(fixture, &running, 1);
-    first = running_verify(fixture, &running, 1);
+    first = call_running(fixture, &running, 1);
     owner = start_with(fixture, &queued, ",\"deadline_ms\":60000");
     late = start_with(fixture, &queued, ",\"deadline_ms\":1");
     tv_sched_cancel(fixture->sched, owner);
     (void)call_wait(owner);
     call_free(owner);
     (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-    release(fixture, first, 200);
+    call_release(fixture, first, 200);
     assert_refused(call_wait(late), 504, "deadline");
     call_free(late);
     client_check(fixture, &queued);
@@ -120,7 +91,7 @@ static void a_lease_of_who_joins_a_running_round(void **state)
     struct tv_call *first = start_with(fixture, &client, "");
     tv_fixed_engine_await_held(fixture->engine);
     struct tv_call *twin = start_with(fixture, &client, ",\"lease_s\":3000,\"deadline_ms\":1");
-    release(fixture, first, 200);
+    call_release(fixture, first, 200);
     assert_int_equal(reply_flag(call_wait(twin), "replayed"), 1);
     call_free(twin);
     assert_true(lease_expires(fixture, &client) > (int64_t)time(NULL) + 2900);

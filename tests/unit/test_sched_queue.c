@@ -16,44 +16,15 @@
 #include "base/clock.h"
 #include "test_sched_fixture.h"
 
-/* A verify of `count` nodes under way inside the engine, which is held. */
-static struct tv_call *running_verify(struct fixture *fixture, struct client *client, int32_t count)
-{
-    char body[2048];
-    tv_fixed_engine_hold(fixture->engine, 1);
-    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
-                                     client_chain(fixture, client, count, body, sizeof body));
-    call_start(fixture, call);
-    tv_fixed_engine_await_held(fixture->engine);
-    return call;
-}
-
-static struct tv_call *start_chain(struct fixture *fixture, const struct client *client,
-                                   int32_t count)
-{
-    char body[2048];
-    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
-                                     client_chain(fixture, client, count, body, sizeof body));
-    call_start(fixture, call);
-    return call;
-}
-
-static void release(struct fixture *fixture, struct tv_call *call, int http_status)
-{
-    tv_fixed_engine_hold(fixture->engine, 0);
-    assert_reply(call_wait(call), http_status);
-    call_free(call);
-}
-
 static void b52_two_at_once_are_one_launch(void **state)
 {
     struct fixture *fixture = *state;
     struct client client;
     client_open(fixture, &client, 6, "");
-    struct tv_call *first = running_verify(fixture, &client, 3);
-    struct tv_call *second = start_chain(fixture, &client, 3);
-    struct tv_call *third = start_chain(fixture, &client, 3);
-    struct tv_call *other = start_chain(fixture, &client, 2);
+    struct tv_call *first = call_running(fixture, &client, 3);
+    struct tv_call *second = call_chain(fixture, &client, 3);
+    struct tv_call *third = call_chain(fixture, &client, 3);
+    struct tv_call *other = call_chain(fixture, &client, 2);
     assert_refused(call_wait(other), 422, "seq-reused");
     call_free(other);
     assert_false(call_is_done(second));
@@ -77,8 +48,8 @@ static void joined_calls_share_a_failure(void **state)
     struct fixture *fixture = *state;
     struct client client;
     client_open(fixture, &client, 6, "");
-    struct tv_call *first = running_verify(fixture, &client, 3);
-    struct tv_call *second = start_chain(fixture, &client, 3);
+    struct tv_call *first = call_running(fixture, &client, 3);
+    struct tv_call *second = call_chain(fixture, &client, 3);
     tv_fixed_engine_fail(fixture->engine, TV_NUMERIC_FAULT, 1);
     tv_fixed_engine_hold(fixture->engine, 0);
     assert_refused(call_wait(first), 500, "numeric-fault");
@@ -86,7 +57,7 @@ static void joined_calls_share_a_failure(void **state)
     call_free(first);
     call_free(second);
     client_check(fixture, &client);
-    release(fixture, start_chain(fixture, &client, 3), 200);
+    call_release(fixture, call_chain(fixture, &client, 3), 200);
 }
 
 static void one_operation_at_a_time(void **state)
@@ -94,14 +65,14 @@ static void one_operation_at_a_time(void **state)
     struct fixture *fixture = *state;
     struct client client;
     client_open(fixture, &client, 6, "");
-    struct tv_call *call = running_verify(fixture, &client, 2);
+    struct tv_call *call = call_running(fixture, &client, 2);
     client.seq = 2;
-    struct tv_call *next = start_chain(fixture, &client, 2);
+    struct tv_call *next = call_chain(fixture, &client, 2);
     assert_refused(call_wait(next), 409, "session-busy");
     assert_true(reply_has(next, "session_state/tail"));
     call_free(next);
     client.seq = 3;
-    next = start_chain(fixture, &client, 2);
+    next = call_chain(fixture, &client, 2);
     assert_refused(call_wait(next), 409, "seq-gap");
     call_free(next);
     next = ask(fixture, TV_CALL_PARITY, "",
@@ -109,7 +80,7 @@ static void one_operation_at_a_time(void **state)
                client.pending);
     assert_refused(next, 409, "session-busy");
     call_free(next);
-    release(fixture, call, 200);
+    call_release(fixture, call, 200);
 }
 
 static void rounds_of_sessions_share_a_launch(void **state)
@@ -120,9 +91,9 @@ static void rounds_of_sessions_share_a_launch(void **state)
     for (int i = 0; i < 4; i++) {
         client_open(fixture, &clients[i], 5 + i, "");
     }
-    calls[0] = running_verify(fixture, &clients[0], 2);
+    calls[0] = call_running(fixture, &clients[0], 2);
     for (int i = 1; i < 4; i++) {
-        calls[i] = start_chain(fixture, &clients[i], i + 1);
+        calls[i] = call_chain(fixture, &clients[i], i + 1);
     }
     tv_fixed_engine_hold(fixture->engine, 0);
     for (int i = 0; i < 4; i++) {
@@ -143,7 +114,7 @@ static void small_rounds_get_between_slices(void **state)
     char tokens[4096] = "1";
     client_open(fixture, &small, 5, "");
     client_open(fixture, &long_decode, 5, "");
-    struct tv_call *call = running_verify(fixture, &small, 1);
+    struct tv_call *call = call_running(fixture, &small, 1);
     for (int i = 1; i < 400; i++) {
         (void)strcat(tokens, ",1");
     }
@@ -157,7 +128,7 @@ static void small_rounds_get_between_slices(void **state)
     tv_fixed_engine_hold(fixture->engine, 0);
     assert_reply(call_wait(call), 200);
     call_free(call);
-    call = start_chain(fixture, &small, 1);
+    call = call_chain(fixture, &small, 1);
     assert_reply(call_wait(call), 200);
     call_free(call);
     assert_reply(call_wait(create), 201);
@@ -174,8 +145,8 @@ static void b47_a_queued_call_is_dropped_a_running_one_stored(void **state)
     struct client running, queued;
     client_open(fixture, &running, 5, "");
     client_open(fixture, &queued, 6, "");
-    struct tv_call *first = running_verify(fixture, &running, 3);
-    struct tv_call *second = start_chain(fixture, &queued, 2);
+    struct tv_call *first = call_running(fixture, &running, 3);
+    struct tv_call *second = call_chain(fixture, &queued, 2);
     tv_sched_cancel(fixture->sched, second);
     (void)call_wait(second); /* done at once */
     call_free(second);
@@ -183,9 +154,9 @@ static void b47_a_queued_call_is_dropped_a_running_one_stored(void **state)
     tv_sched_cancel(fixture->sched, first);
     assert_false(call_is_done(first));
     assert_int_equal(tv_sched_in_flight(fixture->sched), 1);
-    release(fixture, first, 200);
-    release(fixture, start_chain(fixture, &queued, 2), 200); /* its seq was free */
-    struct tv_call *retry = start_chain(fixture, &running, 3);
+    call_release(fixture, first, 200);
+    call_release(fixture, call_chain(fixture, &queued, 2), 200); /* its seq was free */
+    struct tv_call *retry = call_chain(fixture, &running, 3);
     assert_int_equal(reply_flag(call_wait(retry), "replayed"), 1);
     call_free(retry);
     assert_int_equal(tv_sched_in_flight(fixture->sched), 0);
@@ -197,17 +168,17 @@ static void b47_the_round_goes_on_for_who_joined(void **state)
     struct client running, queued;
     client_open(fixture, &running, 5, "");
     client_open(fixture, &queued, 6, "");
-    struct tv_call *first = running_verify(fixture, &running, 1);
-    struct tv_call *owner = start_chain(fixture, &queued, 2);
-    struct tv_call *twin = start_chain(fixture, &queued, 2);
-    struct tv_call *leaver = start_chain(fixture, &queued, 2);
+    struct tv_call *first = call_running(fixture, &running, 1);
+    struct tv_call *owner = call_chain(fixture, &queued, 2);
+    struct tv_call *twin = call_chain(fixture, &queued, 2);
+    struct tv_call *leaver = call_chain(fixture, &queued, 2);
     tv_sched_cancel(fixture->sched, leaver);
     (void)call_wait(leaver);
     call_free(leaver);
     tv_sched_cancel(fixture->sched, owner);
     (void)call_wait(owner);
     call_free(owner);
-    release(fixture, first, 200);
+    call_release(fixture, first, 200);
     assert_reply(call_wait(twin), 200);
     assert_int_equal(reply_flag(twin, "replayed"), 0);
     call_free(twin);
@@ -221,12 +192,12 @@ static void b53_overload_is_refused_at_once(void **state)
     for (int i = 0; i < 10; i++) {
         client_open(fixture, &clients[i], 5, "");
     }
-    calls[0] = running_verify(fixture, &clients[0], 2);
+    calls[0] = call_running(fixture, &clients[0], 2);
     for (int i = 1; i < 9; i++) {
-        calls[i] = start_chain(fixture, &clients[i], 2);
+        calls[i] = call_chain(fixture, &clients[i], 2);
         assert_false(call_is_done(calls[i]));
     }
-    struct tv_call *refused = start_chain(fixture, &clients[9], 2);
+    struct tv_call *refused = call_chain(fixture, &clients[9], 2);
     assert_true(call_is_done(refused));
     assert_refused(call_wait(refused), 503, "overloaded");
     assert_true(refused->reply.retry_after_s > 0);
@@ -239,7 +210,7 @@ static void b53_overload_is_refused_at_once(void **state)
         assert_reply(call_wait(calls[i]), 200);
         call_free(calls[i]);
     }
-    release(fixture, start_chain(fixture, &clients[9], 2), 200);
+    call_release(fixture, call_chain(fixture, &clients[9], 2), 200);
 }
 
 static void a_late_call_is_not_launched(void **state)
@@ -249,19 +220,19 @@ static void a_late_call_is_not_launched(void **state)
     char body[2048];
     client_open(fixture, &running, 5, "");
     client_open(fixture, &late, 6, "");
-    struct tv_call *first = running_verify(fixture, &running, 2);
+    struct tv_call *first = call_running(fixture, &running, 2);
     client_chain(fixture, &late, 2, body, sizeof body);
     body[strlen(body) - 1] = '\0';
     struct tv_call *call =
         call_make(fixture, TV_CALL_VERIFY, late.id, "%s,\"deadline_ms\":1}", body);
     call->received_us -= 1000; /* its time is over when the worker looks */
     call_start(fixture, call);
-    release(fixture, first, 200);
+    call_release(fixture, first, 200);
     assert_refused(call_wait(call), 504, "deadline");
     call_free(call);
     assert_int_equal(tv_fixed_engine_launches(fixture->engine), 1);
     client_check(fixture, &late);
-    release(fixture, start_chain(fixture, &late, 2), 200);
+    call_release(fixture, call_chain(fixture, &late, 2), 200);
 }
 
 static void delete_lets_the_running_round_finish(void **state)
@@ -270,8 +241,8 @@ static void delete_lets_the_running_round_finish(void **state)
     struct client running, queued;
     client_open(fixture, &running, 5, "");
     client_open(fixture, &queued, 5, "");
-    struct tv_call *first = running_verify(fixture, &running, 2);
-    struct tv_call *second = start_chain(fixture, &queued, 2);
+    struct tv_call *first = call_running(fixture, &running, 2);
+    struct tv_call *second = call_chain(fixture, &queued, 2);
     expect(fixture, 204, TV_CALL_DELETE, running.id, NULL);
     expect(fixture, 404, TV_CALL_STATE, running.id, NULL);
     expect(fixture, 204, TV_CALL_DELETE, queued.id, NULL);
@@ -314,7 +285,7 @@ static void rounds_are_watched(void **state)
     struct client client;
     client_open(fixture, &client, 5, "");
     watch(fixture, &client, 1, 404);
-    struct tv_call *call = running_verify(fixture, &client, 2);
+    struct tv_call *call = call_running(fixture, &client, 2);
     watch(fixture, &client, 1, 202);
     struct tv_call *waiting = start_watch(fixture, &client, 1, 60000);
     struct tv_call *short_wait = start_watch(fixture, &client, 1, 1);
@@ -323,7 +294,7 @@ static void rounds_are_watched(void **state)
     tv_sched_cancel(fixture->sched, leaving);
     (void)call_wait(leaving);
     call_free(leaving);
-    release(fixture, call, 200);
+    call_release(fixture, call, 200);
     assert_reply(call_wait(waiting), 200);
     assert_int_equal(reply_flag(waiting, "replayed"), 1);
     call_free(waiting);
@@ -332,14 +303,14 @@ static void rounds_are_watched(void **state)
     call_free(short_wait);
     watch(fixture, &client, 1, 200);
     client_advance(fixture, &client, 2);
-    release(fixture, start_chain(fixture, &client, 1), 200);
+    call_release(fixture, call_chain(fixture, &client, 1), 200);
     watch(fixture, &client, 1, 410);
     watch(fixture, &client, 3, 404);
     client_advance(fixture, &client, 1);
-    call = running_verify(fixture, &client, 1);
+    call = call_running(fixture, &client, 1);
     waiting = start_watch(fixture, &client, 3, 60000);
     tv_fixed_engine_fail(fixture->engine, TV_KV_FULL, 1);
-    release(fixture, call, 503);
+    call_release(fixture, call, 503);
     assert_refused(call_wait(waiting), 404, "round-not-found");
     call_free(waiting);
 }
@@ -355,10 +326,10 @@ static void draining_refuses_new_work_only(void **state)
     client_advance(fixture, &client, 2);
     tv_sched_drain(fixture->sched, 1, 0);
     expect(fixture, 503, TV_CALL_READY, "", NULL);
-    release(fixture, start_chain(fixture, &client, 1), 200);
+    call_release(fixture, call_chain(fixture, &client, 1), 200);
     client_advance(fixture, &client, 1);
     tv_sched_drain(fixture->sched, 1, 1);
-    struct tv_call *call = start_chain(fixture, &client, 1);
+    struct tv_call *call = call_chain(fixture, &client, 1);
     assert_refused(call_wait(call), 503, "draining");
     assert_true(call->reply.retry_after_s > 0);
     call_free(call);
@@ -376,9 +347,9 @@ static void b54_ready_tells_of_a_stuck_worker_and_failed_launches(void **state)
     client_open(fixture, &client, 5, "");
     expect(fixture, 200, TV_CALL_READY, "", NULL);
     tv_fixed_engine_fail(fixture->engine, TV_KERNEL_FAULT, 1);
-    release(fixture, start_chain(fixture, &client, 2), 500);
+    call_release(fixture, call_chain(fixture, &client, 2), 500);
     expect(fixture, 503, TV_CALL_READY, "", NULL);
-    struct tv_call *call = running_verify(fixture, &client, 2);
+    struct tv_call *call = call_running(fixture, &client, 2);
     expect(fixture, 200, TV_CALL_HEALTH, "", NULL);
     tv_sched_lock(fixture->sched);
     int64_t launch_us_max = fixture->sched->launch_us_max;
@@ -394,7 +365,7 @@ static void b54_ready_tells_of_a_stuck_worker_and_failed_launches(void **state)
     tv_sched_lock(fixture->sched);
     fixture->sched->launch_us_max = launch_us_max;
     tv_sched_unlock(fixture->sched);
-    release(fixture, call, 200);
+    call_release(fixture, call, 200);
     expect(fixture, 200, TV_CALL_READY, "", NULL);
 }
 
@@ -426,7 +397,7 @@ static void model_shows_the_measured_curve(void **state)
     struct fixture *fixture = *state;
     struct client client;
     client_open(fixture, &client, 5, "");
-    release(fixture, start_chain(fixture, &client, 3), 200);
+    call_release(fixture, call_chain(fixture, &client, 3), 200);
     struct tv_call *call = ask(fixture, TV_CALL_MODEL, "", NULL);
     assert_reply(call, 200);
     assert_true(reply_mentions(call, "\"verify_us\":[[4,"));
@@ -453,7 +424,7 @@ static void destroy_completes_everything(void **state)
                          "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":5,\"max_tokens\":500}",
                          clients[0].epoch);
     call_start(&fixture, calls[0]);
-    calls[1] = start_chain(&fixture, &clients[1], 3);
+    calls[1] = call_chain(&fixture, &clients[1], 3);
     calls[2] = start_watch(&fixture, &clients[0], 1, 60000);
     fixture_stop(&fixture);
     for (int i = 0; i < 3; i++) {
@@ -479,8 +450,8 @@ static void b65_destroy_refuses_what_waits_while_a_round_runs(void **state)
     for (int i = 0; i < 2; i++) {
         client_open(&fixture, &clients[i], 5, "");
     }
-    struct tv_call *running = running_verify(&fixture, &clients[0], 3);
-    struct tv_call *waiting = start_chain(&fixture, &clients[1], 2);
+    struct tv_call *running = call_running(&fixture, &clients[0], 3);
+    struct tv_call *waiting = call_chain(&fixture, &clients[1], 2);
     assert_int_equal(pthread_create(&thread, NULL, destroy_main, fixture.sched), 0);
     int64_t end_us = tv_clock_us() + 5000000;
     while (!call_is_done(waiting) && tv_clock_us() < end_us) {
@@ -513,8 +484,8 @@ static void *load_main(void *context)
     for (int i = 0; i < load->rounds; i++) {
         load->random = load->random * 1664525u + 1013904223u;
         int32_t count = (int32_t)(load->random >> 16) % 5 + 1;
-        struct tv_call *first = start_chain(load->fixture, &client, count);
-        struct tv_call *second = start_chain(load->fixture, &client, count);
+        struct tv_call *first = call_chain(load->fixture, &client, count);
+        struct tv_call *second = call_chain(load->fixture, &client, count);
         assert_reply(call_wait(first), 200);
         assert_reply(call_wait(second), 200);
         call_free(first);
