@@ -9,6 +9,7 @@ import base64
 import http.client
 import json
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -79,16 +80,30 @@ class Daemon:
 
 
 class Client:
-    """One keep-alive connection. call() returns the decoded body of a 2xx, raises Problem else."""
+    """One keep-alive connection. call() returns the decoded body of a 2xx, raises Problem else.
+
+    A test may leave it alone for longer than the daemon keeps an idle connection (under TSan some do), so
+    one that the other side has closed is replaced before a request goes out.
+    """
 
     def __init__(self, host, port, timeout=120):
         self.connection = http.client.HTTPConnection(host, port, timeout=timeout)
+
+    def dropped(self):
+        """An idle connection that can be read has been closed: no answer is outstanding."""
+        if self.connection.sock is None:
+            return False
+        poll = select.poll()
+        poll.register(self.connection.sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     def raw(self, method, path, body=None, headers=None):
         data = None if body is None else json.dumps(body, separators=(",", ":"))
         sent = dict(headers or {})
         if data is not None:
             sent.setdefault("Content-Type", "application/json")
+        if self.dropped():
+            self.connection.close()
         self.connection.request(method, path, body=data, headers=sent)
         answer = self.connection.getresponse()
         headers, content = dict(answer.getheaders()), answer.read()
