@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "engine_fixture.h"
+
 static uint64_t random_state;
 
 void model_seed(uint64_t seed)
@@ -38,6 +40,16 @@ void model_open(struct tv_fixture *fixture, const char *name, int32_t page_size,
                                          .threads = 2,
                                          .kv_dtype = kv_dtype};
     tv_fixture_open(fixture, &options);
+}
+
+double model_noise_of_both(const char *name)
+{
+    struct tv_engine_fixture judged;
+    const struct tv_engine_fixture_options options = {.model = name};
+    tv_engine_fixture_open(&judged, &options);
+    double noise = tv_engine_near_tie(judged.engine);
+    tv_engine_fixture_close(&judged);
+    return noise;
 }
 
 void model_tokens_draw(int32_t *tokens, int32_t count, int32_t vocab)

@@ -19,6 +19,9 @@ void model_tokens_draw(int32_t *tokens, int32_t count, int32_t vocab);
 /* A bundled checkpoint on the CPU backend with 2048 rows; max_len 0: the checkpoint's. */
 void model_open(struct tv_fixture *fixture, const char *name, int32_t page_size, int32_t max_len,
                 enum tv_dtype kv_dtype);
+/* What two forms of a bundled checkpoint may differ by: twice the noise that the judge of a start
+ * measures as the oracle against itself in the other order of summation. */
+double model_noise_of_both(const char *name);
 /* malloc'd, the caller's. */
 float *model_logits_copy(const float *logits, int64_t rows, int64_t width);
 /* Largest |a - b| / largest |b| over rows [0, rows) of one layer of f32 pages. */

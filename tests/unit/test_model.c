@@ -18,8 +18,7 @@
 
 #include "model_passes.h"
 
-#define NODES     24
-#define NOISE_MAX 5e-4
+#define NODES 24
 
 /* A tree of `rows` nodes with random parents. */
 struct tree {
@@ -124,9 +123,10 @@ static void test_pages_and_pieces_are_bit_identical(void **state)
     free(first);
 }
 
-/* Logits of `token` after the committed rows of a fresh session with the same tokens. */
+/* Logits of `token` after the committed rows of a fresh session with the same tokens: prefilled
+ * there, verified here, so within the noise of two forms. */
 static void fresh_compare(struct tv_fixture *fixture, const struct tv_cache_seq *seq,
-                          const int32_t *history, int32_t token, const float *got)
+                          const int32_t *history, int32_t token, const float *got, double noise)
 {
     struct tv_cache_seq fresh = {0};
     struct tv_fixture_difference difference = {0};
@@ -134,7 +134,7 @@ static void fresh_compare(struct tv_fixture *fixture, const struct tv_cache_seq 
     (void)tv_fixture_prefill(fixture, &fresh, history, seq->len, 64);
     const float *want = tv_fixture_chain(fixture, &fresh, &token, 1);
     tv_fixture_compare(got, want, 1, vocab, &difference);
-    assert_true(difference.max_abs <= NOISE_MAX);
+    assert_true(difference.max_abs <= noise);
     tv_cache_seq_finish(fixture->cache, &fresh);
 }
 
@@ -151,18 +151,18 @@ static void layer_rows_copy(const struct tv_fixture *fixture, const struct tv_ca
 
 /* One round on a bushy tree whose right path is `nodes`, then a look at the next position. */
 static void scattered_round(struct tv_fixture *fixture, struct tv_cache_seq *seq, int32_t *history,
-                            const int32_t *nodes, int32_t count, int32_t rows)
+                            const int32_t *nodes, int32_t count, double noise)
 {
     static const int32_t order[NODES] = {0, 1, 2, 3, 4, 5, 6, 7};
     struct tree tree;
     float before[4 * TV_MLA_ROW], after[4 * TV_MLA_ROW];
     int32_t vocab = tv_model_config(fixture->model)->vocab;
-    tree_draw(&tree, rows, vocab);
+    tree_draw(&tree, NODES, vocab);
     for (int32_t i = 1; i < count; i++) {
         tree.parents[nodes[i]] = nodes[i - 1];
     }
     assert_true(count <= 4);
-    (void)tv_fixture_verify(fixture, seq, tree.tokens, tree.parents, rows);
+    (void)tv_fixture_verify(fixture, seq, tree.tokens, tree.parents, NODES);
     layer_rows_copy(fixture, seq, nodes, count, before);
     for (int32_t i = 0; i < count; i++) {
         history[seq->len + i] = tree.tokens[nodes[i]];
@@ -178,7 +178,7 @@ static void scattered_round(struct tv_fixture *fixture, struct tv_cache_seq *seq
     const float *logits = tv_fixture_chain(fixture, seq, &token, 1);
     float *got = model_logits_copy(logits, 1, vocab);
     tv_cache_drop(fixture->cache, seq);
-    fresh_compare(fixture, seq, history, token, got);
+    fresh_compare(fixture, seq, history, token, got, noise);
     free(got);
 }
 
@@ -189,14 +189,15 @@ static void test_b01_scattered_acceptance(void **state)
     struct tv_fixture fixture;
     struct tv_cache_seq seq = {0};
     int32_t history[512];
+    double noise = model_noise_of_both("v3");
     model_open(&fixture, "v3", 64, 0, TV_F32);
     model_seed(31);
     model_tokens_draw(history, 50, 307);
     (void)tv_fixture_prefill(&fixture, &seq, history, 50, 50);
     for (int32_t round = 0; round < 8; round++) {
-        scattered_round(&fixture, &seq, history, path, 3, NODES);
-        scattered_round(&fixture, &seq, history, last_child, 2, NODES);
-        scattered_round(&fixture, &seq, history, spread, 4, NODES);
+        scattered_round(&fixture, &seq, history, path, 3, noise);
+        scattered_round(&fixture, &seq, history, last_child, 2, noise);
+        scattered_round(&fixture, &seq, history, spread, 4, noise);
     }
     tv_cache_seq_finish(fixture.cache, &seq);
     tv_fixture_close(&fixture);
@@ -207,6 +208,7 @@ static void test_b03_branching_at_page_borders(void **state)
     (void)state;
     static const int32_t lengths[] = {1, 15, 16, 17, 63, 64, 65, 127, 128};
     static const int32_t page_sizes[] = {16, 64}, path[] = {0, 3, 7};
+    double noise = model_noise_of_both("v2lite");
     for (int32_t p = 0; p < 2; p++) {
         struct tv_fixture fixture;
         model_open(&fixture, "v2lite", page_sizes[p], 0, TV_F32);
@@ -216,7 +218,7 @@ static void test_b03_branching_at_page_borders(void **state)
             model_seed(41);
             model_tokens_draw(history, lengths[i], 307);
             (void)tv_fixture_prefill(&fixture, &seq, history, lengths[i], 64);
-            scattered_round(&fixture, &seq, history, path, 3, NODES);
+            scattered_round(&fixture, &seq, history, path, 3, noise);
             tv_cache_seq_finish(fixture.cache, &seq);
         }
         tv_fixture_close(&fixture);

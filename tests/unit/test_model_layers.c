@@ -18,8 +18,6 @@
 #include "model/model_impl.h"
 #include "model_passes.h"
 
-#define NOISE_MAX 5e-4
-
 /* Rows of layer l + 1 come from the output of layer l, so every layer's attention is seen. */
 static void absorbed_against_expanded(struct tv_fixture *fixture, const char *name)
 {
@@ -40,7 +38,7 @@ static void absorbed_against_expanded(struct tv_fixture *fixture, const char *na
         print_message("%s layer %d rel=%.2e\n", name, layer, relative);
         assert_true(relative <= 1e-5);
     }
-    assert_true(difference.max_abs <= NOISE_MAX);
+    assert_true(difference.max_abs <= model_noise_of_both(name));
     free(last);
     tv_cache_seq_finish(fixture->cache, &expanded);
     tv_cache_seq_finish(fixture->cache, &absorbed);
