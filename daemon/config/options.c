@@ -171,6 +171,19 @@ static int parse_share(const char *text, double *ret)
     return 0;
 }
 
+/* The fewest digits that parse_share reads back as the same value: what is printed is a
+ * configuration, and must mean this one. 17 digits tell any two doubles apart. */
+static void print_share(double value, FILE *out)
+{
+    char text[32];
+    double read = 0.0;
+    int digits = 0;
+    do {
+        (void)snprintf(text, sizeof text, "%.*g", ++digits, value); /* fits */
+    } while (digits < 17 && (parse_share(text, &read) != 0 || read != value));
+    (void)fprintf(out, "%s", text);
+}
+
 static int parse_shadow(const struct tv_option *option, struct tv_config *config, const char *text,
                         char *reason, size_t reason_bytes)
 {
@@ -198,7 +211,8 @@ static void print_shadow(const struct tv_option *option, const struct tv_config 
     } else if (config->shadow >= 1.0) {
         (void)fprintf(out, "all");
     } else {
-        (void)fprintf(out, "sample:%g", config->shadow);
+        (void)fprintf(out, "sample:");
+        print_share(config->shadow, out);
     }
 }
 
@@ -215,7 +229,7 @@ static int parse_probability(const struct tv_option *option, struct tv_config *c
 static void print_probability(const struct tv_option *option, const struct tv_config *config,
                               FILE *out)
 {
-    (void)fprintf(out, "%g", *(const double *)member_const(option, config));
+    print_share(*(const double *)member_const(option, config), out);
 }
 
 /* HOST:PORT, [V6]:PORT; the host's form is decided when it is bound. */

@@ -346,6 +346,41 @@ static void test_print(void **state)
     }
 }
 
+/* A share is printed with the fewest digits that read back as the same number. */
+static void test_shares_are_printed_shortest(void **state)
+{
+    static const char *const pairs[][2] = {{"0.1", "0.1"},
+                                           {"0.12345678901234567", "0.12345678901234566"},
+                                           {"0.3000000000000000166", "0.3"},
+                                           {"0.99999999999", "0.99999999999"},
+                                           {"0.0000015", "1.5e-06"},
+                                           {"1e-300", "1e-300"},
+                                           {"0", "0"},
+                                           {"1", "1"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        char *text = NULL, option[64], line[64], mode[64];
+        size_t bytes = 0;
+        (void)snprintf(option, sizeof option, "--shadow-path-p=%s", pairs[i][0]);
+        (void)snprintf(mode, sizeof mode, "--shadow=sample:%s", pairs[i][0]);
+        assert_int_equal(load("--model", "m", option, mode, (const char *)NULL), 0);
+        FILE *out = open_memstream(&text, &bytes);
+        assert_non_null(out);
+        tv_config_print(&config, out);
+        assert_int_equal(fclose(out), 0);
+        (void)snprintf(line, sizeof line, "\nshadow_path_p = %s\n", pairs[i][1]);
+        assert_non_null(strstr(text, line));
+        double share = config.shadow, path = config.shadow_path;
+        if (share > 0.0 && share < 1.0) {
+            (void)snprintf(line, sizeof line, "\nshadow = sample:%s\n", pairs[i][1]);
+            assert_non_null(strstr(text, line));
+        }
+        assert_int_equal(load_file(text), 0);
+        assert_true(config.shadow == share && config.shadow_path == path);
+        free(text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -362,6 +397,7 @@ int main(void)
         cmocka_unit_test(test_listeners_stay_on_loopback),
         cmocka_unit_test(test_between_options),
         cmocka_unit_test(test_print),
+        cmocka_unit_test(test_shares_are_printed_shortest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
