@@ -26,6 +26,9 @@ static void request_reset(struct http_conn *conn)
     if (conn->body_capacity > HTTP_BODY_KEPT_BYTES) {
         tv_http_conn_body_free(conn);
     }
+    if (conn->uri_capacity > HTTP_URI_KEPT_BYTES) {
+        tv_http_conn_uri_free(conn);
+    }
 }
 
 /* Answer with a problem. While a body is still arriving the answer goes out past libmicrohttpd,
@@ -231,16 +234,8 @@ void *tv_http_uri(void *context, const char *uri, struct MHD_Connection *connect
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     struct http_conn *conn = info == NULL ? NULL : info->socket_context;
-    if (conn == NULL) {
-        return NULL;
-    }
-    size_t bytes = strlen(uri);
-    conn->uri_bad = bytes >= sizeof conn->uri;
-    bytes = conn->uri_bad ? 0 : bytes;
-    memcpy(conn->uri, uri, bytes);
-    conn->uri[bytes] = '\0';
-    for (size_t i = 0; i < bytes; i++) {
-        conn->uri_bad |= uri[i] <= 0x20 || uri[i] >= 0x7f || uri[i] == '#';
+    if (conn == NULL || tv_http_conn_uri(conn, uri) != 0) {
+        return NULL; /* tv_http_access closes the connection */
     }
     /* the clock's cut is seen by the read that follows */
     (void)tv_http_conn_enter(conn, HTTP_HEADERS);

@@ -110,6 +110,7 @@ void tv_http_conn_destroy(struct http_conn *conn)
     http->conn_count--;
     (void)pthread_mutex_unlock(&http->lock);
     tv_http_conn_body_free(conn);
+    tv_http_conn_uri_free(conn);
     tv_call_destroy(conn->call);
     free(conn);
 }
@@ -121,6 +122,35 @@ void tv_http_conn_body_free(struct http_conn *conn)
     free(conn->body);
     conn->body = NULL;
     conn->body_capacity = 0;
+}
+
+void tv_http_conn_uri_free(struct http_conn *conn)
+{
+    free(conn->uri);
+    conn->uri = NULL;
+    conn->uri_capacity = 0;
+}
+
+int tv_http_conn_uri(struct http_conn *conn, const char *uri)
+{
+    size_t bytes = strlen(uri);
+    conn->uri_bad = bytes >= HTTP_URI_BYTES_MAX;
+    bytes = conn->uri_bad ? 0 : bytes;
+    if (bytes >= conn->uri_capacity) {
+        size_t capacity = bytes < HTTP_URI_KEPT_BYTES ? HTTP_URI_KEPT_BYTES : bytes + 1;
+        char *grown = realloc(conn->uri, capacity);
+        if (grown == NULL) {
+            return -ENOMEM;
+        }
+        conn->uri = grown;
+        conn->uri_capacity = capacity;
+    }
+    memcpy(conn->uri, uri, bytes);
+    conn->uri[bytes] = '\0';
+    for (size_t i = 0; i < bytes; i++) {
+        conn->uri_bad |= uri[i] <= 0x20 || uri[i] >= 0x7f || uri[i] == '#';
+    }
+    return 0;
 }
 
 /* Room for `wanted` bytes; grows by doubling, so that a client has to send what it occupies. */

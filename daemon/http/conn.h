@@ -26,7 +26,8 @@
 #define HTTP_WRITE_US         (30 * 1000000LL) /* without progress */
 #define HTTP_LINGER_US        (2 * 1000000LL)  /* reading on after a refusal */
 #define HTTP_TICK_MS          50
-#define HTTP_URI_BYTES_MAX    1024
+#define HTTP_URI_BYTES_MAX    8192 /* every node of a tree in a list, its commas escaped, fits */
+#define HTTP_URI_KEPT_BYTES   256
 #define HTTP_BODY_KEPT_BYTES  (64u << 10) /* a connection keeps a buffer of this size */
 #define HTTP_BODIES_BYTES_MIN (256u << 20)
 #define HTTP_STOP_WRITE_US    (2 * 1000000LL)
@@ -58,7 +59,8 @@ struct http_conn {
     atomic_size_t body_bytes; /* relaxed: the clock only needs a recent value */
     atomic_int call_state;    /* enum http_call_state */
 
-    char uri[HTTP_URI_BYTES_MAX];
+    char *uri; /* owned, [uri_capacity]; a text while a request is there */
+    size_t uri_capacity;
     int uri_bad; /* too long, or with bytes no request line may have */
     struct http_route route;
     struct tv_call *call; /* owned; NULL between requests */
@@ -117,6 +119,9 @@ int tv_http_conn_enter(struct http_conn *conn, enum http_phase phase);
 /* 0; -EMSGSIZE: over the limit of this body; -ENOBUFS: over the limit of all bodies; -ENOMEM. */
 int tv_http_conn_append(struct http_conn *conn, const char *data, size_t bytes);
 void tv_http_conn_body_free(struct http_conn *conn);
+/* Keep a copy of the request target; one that is too long is kept as "" and bad. 0 or -ENOMEM. */
+int tv_http_conn_uri(struct http_conn *conn, const char *uri);
+void tv_http_conn_uri_free(struct http_conn *conn);
 
 /* answer.c: from a completed call to bytes. */
 enum MHD_Result tv_http_answer(struct http_conn *conn);

@@ -11,9 +11,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/limits.h"
+
 #define QUERY_NAME_BYTES 32
 #define QUERY_PARAMS_MAX 8
-#define QUERY_BYTES      512
+#define QUERY_BYTES      (TV_QUERY_BYTES_MAX + 1)
 #define NO_CALL          (-1)
 
 enum { ON_WORK = 1, ON_ADMIN = 2, ON_BOTH = 3 };

@@ -79,6 +79,26 @@ class ContractTest(unittest.TestCase):
         self.assertEqual(len(self.work.call("GET", path + "?dtype=bf16&rows=stop").body), 1024)
         self.refused(self.work.call("GET", path + "?dtype=f64"), 400, "bad-request")
 
+    def test_tensor_lists_every_node(self):
+        """All 1,024 nodes by name, in an order of the client's; commas as they are and escaped."""
+        count, width = 1024, 512 * 4
+        with FixedDaemon("--max-nodes", str(count)) as daemon:
+            work = Caller(daemon)
+            state = work.session()
+            drafts, parents = [node % 500 for node in range(1, count)], [(node - 1) // 400 for node in range(1, count)]
+            body = round_body(state, drafts, parents, want={"logits": {"rows": "all", "via": "fetch"}})
+            path = work.call("POST", verify_path(state), body).json["logits"]["href"]
+            whole = work.call("GET", path).body
+            self.assertEqual(len(whole), count * width)
+            nodes = range(count - 1, -1, -1)
+            for comma in (",", "%2C"):
+                rows = comma.join(map(str, nodes))
+                answer = work.call("GET", f"{path}&rows={rows}")
+                self.assertEqual(answer.headers["x-tensor-shape"], f"{count},512")
+                self.assertTrue(answer.body == b"".join(whole[node * width : (node + 1) * width] for node in nodes))
+                self.refused(work.call("GET", f"{path}&rows={rows}{comma}0"), 400, "bad-request")
+            work.close()
+
     def test_tensor_ranges(self):
         state = self.work.session()
         want = {"logits": {"rows": "all", "via": "fetch"}}
@@ -207,7 +227,7 @@ class ContractTest(unittest.TestCase):
         self.assertEqual(self.work.call("GET", "/healthz?").status, 200)
 
     def test_targets(self):
-        longest = "/" + "a" * 1022
+        longest = "/" + "a" * 8190
         self.refused(self.work.call("GET", longest), 404, "not-found")
         self.refused(self.work.call("GET", longest + "a"), 400, "bad-request")
         for bad in ("healthz", "http://localhost/healthz", "*", "/a#b", "/\xe9", "/a\x7f"):

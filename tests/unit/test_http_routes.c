@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "http/routes.h"
+#include "proto/limits.h"
 
 #define ID "s_0123456789abcdefghijAB"
 
@@ -184,24 +185,51 @@ static void test_query(void **state)
     }
 }
 
-/* A query of the longest values that fit, and one byte more. */
+/* Every node that a tree can have, listed once in any order: the longest list that means something,
+ * plain and with its commas escaped. One more byte is refused. */
+static void test_query_lists_every_node(void **state)
+{
+    (void)state;
+    static const char *const commas[] = {",", "%2C", "%2c"};
+    static char uri[3 * TV_QUERY_BYTES_MAX];
+    for (size_t c = 0; c < sizeof commas / sizeof commas[0]; c++) {
+        struct tv_request request = {.kind = TV_CALL_TENSOR};
+        struct tv_problem problem = {0};
+        int at = snprintf(uri, sizeof uri, "/p?what=logits&rows=");
+        for (int node = TV_ENGINE_NODES_MAX - 1; node >= 0; node--) {
+            at += snprintf(uri + at, sizeof uri - (size_t)at, "%d%s", node,
+                           node > 0 ? commas[c] : "");
+        }
+        assert_int_equal(tv_http_query(uri, &limits, &request, &problem), 0);
+        assert_int_equal(request.tensor_rows.kind, TV_ROWS_LIST);
+        assert_int_equal(request.tensor_rows.count, TV_ENGINE_NODES_MAX);
+        for (int32_t i = 0; i < TV_ENGINE_NODES_MAX; i++) {
+            assert_int_equal(request.tensor_rows.nodes[i], TV_ENGINE_NODES_MAX - 1 - i);
+        }
+        tv_request_finish(&request);
+        memset(&request, 0, sizeof request);
+        request.kind = TV_CALL_TENSOR;
+        memcpy(uri + at, ",", 2);
+        assert_int_equal(tv_http_query(uri, &limits, &request, &problem), -EINVAL);
+        assert_int_equal(problem.code, TV_BAD_REQUEST);
+        assert_non_null(strstr(problem.detail, "too long"));
+        tv_request_finish(&request);
+    }
+}
+
+/* A value of the longest form that fits is read and judged; a node twice is refused. */
 static void test_query_caps(void **state)
 {
     (void)state;
-    char uri[1200] = "/p?rows=";
+    static char uri[2 * TV_QUERY_BYTES_MAX] = "/p?rows=";
     size_t head = strlen(uri);
     struct tv_request request = {.kind = TV_CALL_TENSOR};
     struct tv_problem problem = {0};
-    for (size_t i = head; i < head + 511; i++) {
+    for (size_t i = head; i < head + TV_QUERY_BYTES_MAX; i++) {
         uri[i] = (i - head) % 2 == 0 ? '1' : ',';
     }
     assert_int_equal(tv_http_query(uri, &limits, &request, &problem), -EINVAL);
     assert_non_null(strstr(problem.detail, "rows")); /* the decoder's word: it was let through */
-    tv_request_finish(&request);
-    memset(&request, 0, sizeof request);
-    uri[head + 511] = ',';
-    assert_int_equal(tv_http_query(uri, &limits, &request, &problem), -EINVAL);
-    assert_non_null(strstr(problem.detail, "too long"));
     tv_request_finish(&request);
 }
 
@@ -212,6 +240,7 @@ int main(void)
         cmocka_unit_test(test_route_refusals),
         cmocka_unit_test(test_session_ids_that_cannot_be),
         cmocka_unit_test(test_query),
+        cmocka_unit_test(test_query_lists_every_node),
         cmocka_unit_test(test_query_caps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
