@@ -122,6 +122,17 @@ static const struct tv_request_field oneshot_fields[] = {
 static const struct tv_request_field parity_fields[] = {
     TOKENS, TOKENS_B64, TREE(1), SAMPLING, STOP,
 };
+static const struct tv_request_field score_fields[] = {
+    TOKENS,
+    TOKENS_B64,
+    TREE(1),
+    DEADLINE,
+};
+static const struct tv_request_field score_session_fields[] = {
+    {"session", 1, tv_request_read_session, AT(session), 0, 0},
+    TREE(1),
+    DEADLINE,
+};
 static const struct tv_request_field parity_session_fields[] = {
     {"session", 1, tv_request_read_session, AT(session), 0, 0},
     TREE(1),
@@ -230,6 +241,16 @@ static int read_parity(struct tv_request_reader *reader, const struct tv_json_va
     return read_oneshot(reader, root, parity_fields, COUNT_OF(parity_fields));
 }
 
+/* {"session", "tree"} behind a live session; else a prompt and a tree. */
+static int read_score(struct tv_request_reader *reader, const struct tv_json_value *root)
+{
+    if (tv_json_member(root, "session") != NULL) {
+        return tv_request_read_object(reader, root, score_session_fields,
+                                      COUNT_OF(score_session_fields), reader->request);
+    }
+    return read_oneshot(reader, root, score_fields, COUNT_OF(score_fields));
+}
+
 static int read_body(struct tv_request_reader *reader, const struct tv_json_value *root)
 {
     struct tv_request *request = reader->request;
@@ -252,6 +273,8 @@ static int read_body(struct tv_request_reader *reader, const struct tv_json_valu
         return tv_request_read_object(reader, root, renew_fields, COUNT_OF(renew_fields), request);
     case TV_CALL_ONESHOT:
         return read_oneshot(reader, root, oneshot_fields, COUNT_OF(oneshot_fields));
+    case TV_CALL_SCORE:
+        return read_score(reader, root);
     default:
         assert(request->kind == TV_CALL_PARITY); /* the other calls have no body */
         return read_parity(reader, root);

@@ -27,6 +27,7 @@ enum tv_call_kind {
     TV_CALL_ROUND,            /* GET    /v1/sessions/{id}/rounds/{seq}?wait_ms= */
     TV_CALL_TENSOR,           /* GET    /v1/sessions/{id}/rounds/{seq}/tensor */
     TV_CALL_ONESHOT,          /* POST   /v1/verify */
+    TV_CALL_SCORE,            /* POST   /v1/score */
     TV_CALL_PARITY,           /* POST   /v1/parity?strict=1 */
     TV_CALL_PARITY_TOTALS,    /* GET /v1/parity */
     TV_CALL_PARITY_VIOLATION, /* GET /v1/parity/violations/{n} */

@@ -92,7 +92,7 @@ static void write_logprobs(struct tv_buf *buf, const float *logprobs, int32_t co
 {
     int32_t i;
 
-    tv_write_raw(buf, ",\"logprobs\":[");
+    tv_write_raw(buf, "\"logprobs\":[");
     for (i = 0; i < count; i++) {
         if (i > 0) {
             tv_write_raw(buf, ",");
@@ -140,6 +140,7 @@ static void write_wanted(struct tv_buf *buf, const struct tv_round *round)
         write_topk(buf, round->topk);
     }
     if (round->logprobs != NULL) {
+        tv_write_raw(buf, ",");
         write_logprobs(buf, round->logprobs, round->new_count);
     }
     if (round->logits != NULL) {
@@ -324,4 +325,11 @@ void tv_encode_session_list(struct tv_buf *buf, const struct tv_session_state *s
 void tv_encode_running(struct tv_buf *buf, int32_t seq)
 {
     tv_buf_printf(buf, "{\"seq\":%d,\"status\":\"running\"}", (int)seq);
+}
+
+void tv_encode_scores(struct tv_buf *buf, const float *logprobs, int32_t count)
+{
+    tv_write_raw(buf, "{");
+    write_logprobs(buf, logprobs, count);
+    tv_write_raw(buf, "}");
 }

@@ -172,6 +172,8 @@ void tv_encode_session_state(struct tv_buf *buf, const struct tv_session_state *
 void tv_encode_session_list(struct tv_buf *buf, const struct tv_session_state *states,
                             int32_t count);
 void tv_encode_running(struct tv_buf *buf, int32_t seq);
+/* One log-probability per node, null for node 0. */
+void tv_encode_scores(struct tv_buf *buf, const float *logprobs, int32_t count);
 void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info);
 void tv_encode_health(struct tv_buf *buf);
 void tv_encode_ready(struct tv_buf *buf, int ready, const struct tv_ready_check *checks,

@@ -333,7 +333,7 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     return 0;
 }
 
-/* one-shot and parity: a prefix of their own, or parity on a session. */
+/* one-shot, score and parity: a prefix of their own; the last two also on a session. */
 static int check_detached(struct tv_sched *sched, struct job *job, struct tv_problem *problem)
 {
     struct tv_request *request = &job->call->request;
@@ -413,7 +413,8 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
     tv_sched_lock(sched);
     if (call->request.kind == TV_CALL_CREATE) {
         rc = check_create(sched, job, &problem);
-    } else if (call->request.kind == TV_CALL_ONESHOT || call->request.kind == TV_CALL_PARITY) {
+    } else if (call->request.kind == TV_CALL_ONESHOT || call->request.kind == TV_CALL_SCORE ||
+               call->request.kind == TV_CALL_PARITY) {
         rc = check_detached(sched, job, &problem);
     } else {
         rc = check_round(sched, job, &attached, &problem);

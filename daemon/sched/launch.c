@@ -45,7 +45,7 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
     if (job->round.kind == TV_CALL_DECODE) {
         job->step_token = job->staged > 0 ? job->end.token : job->session->pending;
     }
-    if (sched->shadow != NULL) {
+    if (sched->shadow != NULL && job->round.kind != TV_CALL_SCORE) { /* it decides nothing */
         captured = tv_shadow_begin(sched->shadow, is_parity      ? TV_SHADOW_ON_DEMAND
                                                   : want->shadow ? TV_SHADOW_WANTED
                                                                  : TV_SHADOW_SAMPLED);
@@ -59,6 +59,7 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
         .want_logits = want->logits,
         .lend_logits = is_parity || captured != NULL,
         .top_k = want->top_k,
+        .score = job->round.kind == TV_CALL_SCORE,
         .logits_rows = &want->logits_rows,
         .topk_rows = &want->rows,
         .hook = captured != NULL ? tv_shadow_layer : NULL,
@@ -194,6 +195,14 @@ static void decode_settle(struct tv_sched *sched, struct job *job, const struct 
     }
 }
 
+static void score_settle(struct tv_sched *sched, struct job *job, const struct tv_round_out *out)
+{
+    struct tv_buf body;
+    tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
+    tv_encode_scores(&body, out->scores, tree_of(job)->count);
+    tv_sched_job_answer(sched, job, 200, "application/json", &body);
+}
+
 static void round_settle(struct tv_sched *sched, int32_t i, int32_t count)
 {
     struct job *job = sched->batch[i];
@@ -212,6 +221,8 @@ static void round_settle(struct tv_sched *sched, int32_t i, int32_t count)
                           out->detail[0] != '\0' ? out->detail : "the launch failed");
     } else if (job->round.kind == TV_CALL_PARITY) {
         tv_sched_parity_take(sched, job, out, captured);
+    } else if (job->round.kind == TV_CALL_SCORE) {
+        score_settle(sched, job, out);
     } else if (job->round.kind == TV_CALL_DECODE) {
         decode_settle(sched, job, out, captured);
     } else {

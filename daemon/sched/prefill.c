@@ -23,7 +23,8 @@ static int begin(struct tv_sched *sched, struct job *job)
 /* Create and extend end here; the others go on with their tree. */
 static void end(struct tv_sched *sched, struct job *job, const struct tv_drawn *drawn)
 {
-    if (job->round.kind == TV_CALL_ONESHOT || job->round.kind == TV_CALL_PARITY) {
+    if (job->round.kind == TV_CALL_ONESHOT || job->round.kind == TV_CALL_SCORE ||
+        job->round.kind == TV_CALL_PARITY) {
         job->stage = JOB_ROUND;
         return;
     }

@@ -167,6 +167,7 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_EXTEND:
     case TV_CALL_DECODE:
     case TV_CALL_ONESHOT:
+    case TV_CALL_SCORE:
     case TV_CALL_PARITY:
         break;
     }

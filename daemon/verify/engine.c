@@ -329,6 +329,7 @@ static void engine_destroy(struct tv_engine *engine)
     free(self->slots);
     free(self->nodes);
     free(self->logprobs);
+    free(self->scores);
     free(self);
 }
 
@@ -374,6 +375,7 @@ static int answer_arrays_take(struct tv_verify_engine *self)
     size_t picks = rows * TV_WANT_TOP_K_MAX;
     self->nodes = calloc(rows, sizeof *self->nodes);
     self->logprobs = calloc(rows, sizeof *self->logprobs);
+    self->scores = calloc(rows, sizeof *self->scores);
     self->items = calloc((size_t)self->engine.requests_max, sizeof *self->items);
     self->slots = calloc((size_t)self->engine.requests_max, sizeof *self->slots);
     self->device_topk_ids = kernels->alloc(kernels, picks * sizeof *self->device_topk_ids);
@@ -392,8 +394,8 @@ static int answer_arrays_take(struct tv_verify_engine *self)
             return -ENOMEM;
         }
     }
-    int missing = self->nodes == NULL || self->logprobs == NULL || self->items == NULL ||
-                  self->slots == NULL || self->host_topk_ids == NULL ||
+    int missing = self->nodes == NULL || self->logprobs == NULL || self->scores == NULL ||
+                  self->items == NULL || self->slots == NULL || self->host_topk_ids == NULL ||
                   self->host_topk_values == NULL || self->host_topk_lse == NULL ||
                   self->device_topk_ids == NULL || self->device_topk_values == NULL ||
                   self->device_topk_lse == NULL;

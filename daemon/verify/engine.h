@@ -34,6 +34,7 @@ struct tv_verify_engine {
     struct tv_engine_slot *slots; /* [requests_max] */
     int32_t *nodes;               /* [rows_max]: accepted nodes, from each slot's row_start */
     float *logprobs;              /* [rows_max] */
+    float *scores;                /* [rows_max] */
 
     /* Device arrays of one draw launch over all rows; a host backend draws one row at a time. */
     int32_t draw_rows; /* rows_max, or 1 when device memory is host memory */

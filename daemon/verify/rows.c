@@ -204,9 +204,43 @@ static int check_given(const struct tv_round_in *in, const struct tv_engine_slot
     return finite ? 0 : -EDOM;
 }
 
+/* No walk: each node's token under its parent's row. Rows of leaves decide nothing. */
+static int score_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
+                        const struct tv_round_in *in, const float *logits, struct tv_round_out *out)
+{
+    const struct tv_tree *tree = in->tree;
+    float *scores = self->scores + slot->row_start;
+    int rc = topk_answer(self, slot, 1, logits, out);
+    if (rc == 0) {
+        rc = logits_answer(self, slot, logits, out);
+    }
+    scores[0] = -INFINITY;
+    for (int32_t i = 1; rc == 0 && i < tree->count; i++) {
+        int32_t parent = tree->parents[i];
+        const float *row = out->logits + (int64_t)parent * self->engine.vocab;
+        double score = (double)row[tree->tokens[i]] - (double)out->topk_lse[parent];
+        if (!all_finite(row, self->engine.vocab)) {
+            return -EDOM;
+        }
+        scores[i] = score < 0.0 ? (float)score : 0.0f; /* both terms are rounded */
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    self->nodes[slot->row_start] = 0;
+    out->nodes = self->nodes + slot->row_start;
+    out->accepted_count = 1;
+    out->end = (struct tv_drawn){.token = -1};
+    out->scores = scores;
+    return 0;
+}
+
 int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
                      const struct tv_round_in *in, const float *logits, struct tv_round_out *out)
 {
+    if (in->score) {
+        return score_answer(self, slot, in, logits, out);
+    }
     struct walk_context walk = {.self = self,
                                 .logits = logits,
                                 .row_start = slot->row_start,

@@ -41,6 +41,7 @@ struct tv_round_in {
     int want_logits; /* all rows' logits on the host, for the client */
     int lend_logits; /* the same for an oracle, which must not change the answer: unchecked */
     int32_t top_k;   /* > 0: top-k and lse of all rows */
+    int score;       /* log-probabilities of the nodes instead of a walk; commit is 0 */
     /* The rows that the client gets, which must be finite; NULL: all of them. */
     const struct tv_rows *logits_rows, *topk_rows;
     tv_model_layer_hook *hook;
@@ -59,6 +60,9 @@ struct tv_round_out {
     const float *logits;     /* host [nodes, vocab] when wanted */
     const int32_t *topk_ids; /* host [nodes, top_k] */
     const float *topk_logits, *topk_lse; /* host [nodes, top_k], [nodes] */
+    /* [nodes] for a score: of each node's token in its parent's row at temperature 1; node 0 has
+     * -INFINITY. Then there is no path: accepted_count is 1, end has no token. */
+    const float *scores;
     int64_t device_us;
 };
 

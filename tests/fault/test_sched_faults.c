@@ -175,6 +175,8 @@ static const struct plain_form plain_forms[] = {
      "{\"tokens\":[1,2,3],\"tree\":{\"tokens\":[4,5],\"parents\":[-1,0]},"
      "\"want\":{\"top_k\":3,\"logits\":{}}}",
      200, 0},
+    {"score", TV_CALL_SCORE, "{\"tokens\":[1,2,3],\"tree\":{\"tokens\":[4,5],\"parents\":[-1,0]}}",
+     200, 0},
     {"state", TV_CALL_STATE, NULL, 200, 1},
     {"list", TV_CALL_LIST, NULL, 200, 0},
     {"renew", TV_CALL_RENEW, "{\"lease_s\":100}", 200, 1},

@@ -15,6 +15,9 @@
 #include "proto/request.h"
 #include "proto/response.h"
 
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define FIRST_LATER     0xe0
+
 static const struct tv_request_limits limits = {
     .tree = {.nodes_max = 32, .depth_max = 8, .vocab = 307},
     .max_len = 128,
@@ -91,7 +94,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     static const enum tv_call_kind kinds[] = {TV_CALL_CREATE, TV_CALL_VERIFY,  TV_CALL_EXTEND,
                                               TV_CALL_DECODE, TV_CALL_ONESHOT, TV_CALL_PARITY,
                                               TV_CALL_RENEW};
-    const size_t kind_count = sizeof(kinds) / sizeof(kinds[0]);
+    static const enum tv_call_kind later[] = {TV_CALL_SCORE};
     struct tv_request request, again;
     struct tv_problem problem = {0};
     enum tv_call_kind kind;
@@ -101,7 +104,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (bytes < 1) {
         return 0;
     }
-    kind = kinds[data[0] % kind_count];
+    /* high first bytes are those of calls that came after the first corpora */
+    kind = data[0] < FIRST_LATER ? kinds[data[0] % COUNT_OF(kinds)]
+                                 : later[(data[0] - FIRST_LATER) % COUNT_OF(later)];
     body = malloc(bytes); /* exact size, so that a sanitizer sees the edges */
     if (body == NULL) {
         return 0;

@@ -16,7 +16,7 @@ static const struct {
 } calls[] = {
     {"create", TV_CALL_CREATE}, {"verify", TV_CALL_VERIFY}, {"extend", TV_CALL_EXTEND},
     {"decode", TV_CALL_DECODE}, {"renew", TV_CALL_RENEW},   {"oneshot", TV_CALL_ONESHOT},
-    {"parity", TV_CALL_PARITY},
+    {"score", TV_CALL_SCORE},   {"parity", TV_CALL_PARITY},
 };
 
 static const struct tv_request_limits limits = {

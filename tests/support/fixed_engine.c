@@ -215,9 +215,30 @@ static void answer_topk(struct fixed_engine *fixed, struct answer *answer,
     }
 }
 
+static void fixed_score(struct fixed_engine *fixed, struct answer *answer,
+                        const struct tv_round_in *in, struct tv_round_out *out)
+{
+    const struct tv_tree *tree = in->tree;
+    answer->logprobs[0] = -INFINITY;
+    for (int32_t i = 1; i < tree->count; i++) {
+        struct tv_draw draw =
+            fixed_draw(fixed, in->context->len + tree->depths[tree->parents[i]] + 1);
+        float logit = tree->tokens[i] == draw.token ? FIXED_LOGIT : base_logit(tree->tokens[i]);
+        answer->logprobs[i] = logit - (FIXED_LOGIT - draw.logprob);
+    }
+    answer->nodes[0] = 0;
+    out->nodes = answer->nodes;
+    out->accepted_count = 1;
+    out->scores = answer->logprobs;
+}
+
 static int fixed_round(struct fixed_engine *fixed, struct answer *answer,
                        const struct tv_round_in *in, struct tv_round_out *out)
 {
+    if (in->score) {
+        fixed_score(fixed, answer, in, out);
+        return 0;
+    }
     int32_t len = in->context->len;
     struct tv_walk_result result = {0};
     int rc = tv_walk_run(in->tree, len, &in->rule, walk_draw, fixed, answer->nodes,

@@ -137,6 +137,21 @@ static void encode_model(struct tv_buf *buf, const struct tv_json_value *root)
     tv_encode_model(buf, &info);
 }
 
+static void encode_scores(struct tv_buf *buf, const struct tv_json_value *root)
+{
+    float scores[8];
+    int32_t count = 0;
+
+    for (const struct tv_json_value *v = tv_json_first(need(root, "logprobs")); v != NULL;
+         v = tv_json_next(v)) {
+        double score = -INFINITY;
+        assert_true(count < 8);
+        (void)tv_json_double(document, v, &score); /* null stays minus infinity */
+        scores[count++] = (float)score;
+    }
+    tv_encode_scores(buf, scores, count);
+}
+
 int example_encode_info(struct tv_buf *buf, const char *method, const char *path,
                         const struct tv_json_value *root)
 {
@@ -148,6 +163,8 @@ int example_encode_info(struct tv_buf *buf, const char *method, const char *path
         encode_ready(buf, root);
     } else if (strcmp(path, "/v1/model") == 0) {
         encode_model(buf, root);
+    } else if (strcmp(path, "/v1/score") == 0) {
+        encode_scores(buf, root);
     } else if (strcmp(path, "/v1/sessions") == 0 && strcmp(method, "GET") == 0) {
         encode_list(buf, root);
     } else if (strcmp(path, "/v1/parity") == 0 && strcmp(method, "GET") == 0) {

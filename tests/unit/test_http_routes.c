@@ -43,6 +43,7 @@ static void test_every_route(void **state)
         {"GET", "/v1/sessions/" ID "/rounds/7", TV_CALL_ROUND, 0},
         {"GET", "/v1/sessions/" ID "/rounds/2147483647/tensor", TV_CALL_TENSOR, 0},
         {"POST", "/v1/verify", TV_CALL_ONESHOT, 0},
+        {"POST", "/v1/score", TV_CALL_SCORE, 0},
         {"POST", "/v1/parity?strict=1", TV_CALL_PARITY, 1},
         {"GET", "/v1/parity", TV_CALL_PARITY_TOTALS, 1},
         {"GET", "/v1/parity/violations/3", TV_CALL_PARITY_VIOLATION, 1},

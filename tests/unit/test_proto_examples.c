@@ -70,6 +70,7 @@ static enum tv_call_kind kind_of(const struct example *example)
         {"/extend", TV_CALL_EXTEND}, {"/decode", TV_CALL_DECODE},
         {"/renew", TV_CALL_RENEW},   {"/v1/verify", TV_CALL_ONESHOT},
         {"/verify", TV_CALL_VERIFY}, {"/v1/sessions", TV_CALL_CREATE},
+        {"/score", TV_CALL_SCORE},
     };
     size_t i, length = strlen(example->path);
 

@@ -109,6 +109,40 @@ static void oneshot_leaves_nothing(void **state)
     }
 }
 
+/* On a prefix and on a session; the session's next round finds everything as it was. */
+static void scores_commit_nothing(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    char text[24];
+    int32_t planted = tv_fixed_engine_token(fixture->engine, 4);
+    struct tv_call *call = ask(fixture, TV_CALL_SCORE, "",
+                               "{\"tokens\":[1,2,3],\"tree\":{\"tokens\":[5,%d,7],"
+                               "\"parents\":[-1,0,0]}}",
+                               planted);
+    assert_reply(call, 200);
+    assert_true(reply_has(call, "logprobs"));
+    assert_memory_equal(call->reply.body.data, "{\"logprobs\":[null,-", 19);
+    call_free(call);
+    assert_int_equal(tv_fixed_engine_contexts(fixture->engine), 0);
+
+    client_open(fixture, &client, 10, "");
+    (void)snprintf(text, sizeof text, "%d", client.pending);
+    int64_t commits = tv_fixed_engine_commits(fixture->engine);
+    call = ask(fixture, TV_CALL_SCORE, "",
+               "{\"session\":\"%s\",\"tree\":{\"tokens\":[%s,1,2],\"parents\":[-1,0,1]}}",
+               client.id, text);
+    assert_reply(call, 200);
+    call_free(call);
+    assert_int_equal(tv_fixed_engine_commits(fixture->engine), commits);
+    call = ask(fixture, TV_CALL_SCORE, "",
+               "{\"session\":\"%s\",\"tree\":{\"tokens\":[%d],\"parents\":[-1]}}", client.id,
+               client.pending == 0 ? 1 : 0);
+    assert_refused(call, 409, "pending-mismatch");
+    call_free(call);
+    client_check(fixture, &client);
+}
+
 static void sessions_belong_to_their_key(void **state)
 {
     struct fixture *fixture = *state;
@@ -300,6 +334,7 @@ int main(void)
         CASE(tensor_serves_the_last_rounds_rows),
         CASE(inline_logits_and_rules),
         CASE(oneshot_leaves_nothing),
+        CASE(scores_commit_nothing),
         CASE(sessions_belong_to_their_key),
         CASE(too_many_sessions),
         CASE(leases_are_renewed_and_end),
