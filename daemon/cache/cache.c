@@ -2,7 +2,7 @@
  * cache.c - the paged MLA cache.
  *
  * Owns the pool on the device, the reference count of every page and the free list. Refuses to
- * write a page that somebody else holds, and never moves a committed row.
+ * write a page that somebody else holds or finds, and never moves a committed row.
  */
 #include "cache/cache.h"
 
@@ -13,29 +13,10 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "cache/cache_impl.h"
 
 #define MOVES_MAX         TV_TREE_NODES_MAX /* rows per kv_move launch */
 #define SEQ_PAGES_INITIAL 16
-
-struct tv_cache {
-    struct tv_kernels *kernels;
-    struct tv_cache_params params;
-    char *pool;         /* device [layers][pages, page_size, row_dim] */
-    size_t row_bytes;   /* one KV row */
-    size_t page_bytes;  /* one page of one layer */
-    size_t layer_bytes; /* all pages of one layer */
-    int64_t *src, *dst; /* host [MOVES_MAX], of one move */
-    int64_t *device_src, *device_dst;
-    tv_cache_reclaim *reclaim; /* NULL: nobody can give pages back */
-    void *reclaim_context;
-
-    pthread_mutex_t lock; /* guards everything below */
-    int32_t *refs;        /* [pages]: holders; 0 = free */
-    int32_t *free_pages;  /* [pages]: a stack, the first free_count are free */
-    uint8_t *stale;       /* [pages]: freed off the worker thread and not poisoned yet */
-    int64_t free_count;
-    int64_t shared_count;
-};
 
 static int params_check(const struct tv_cache_params *params)
 {
@@ -82,7 +63,7 @@ static int memory_take(struct tv_cache *cache, size_t pool_bytes)
         cache->free_pages == NULL || cache->stale == NULL) {
         return -ENOMEM;
     }
-    return 0;
+    return tv_cache_prefix_init(cache);
 }
 
 int tv_cache_create(struct tv_kernels *kernels, const struct tv_cache_params *params,
@@ -144,6 +125,7 @@ void tv_cache_destroy(struct tv_cache *cache)
     free(cache->refs);
     free(cache->free_pages);
     free(cache->stale);
+    tv_cache_prefix_finish(cache);
     (void)pthread_mutex_destroy(&cache->lock); /* nobody holds it: callers are gone */
     free(cache);
 }
@@ -178,26 +160,32 @@ static int page_poison(struct tv_cache *cache, int32_t page)
     return 0;
 }
 
-/* Lock held. Returns 1 when the page became free. */
-static int page_unref(struct tv_cache *cache, int32_t page)
+void tv_cache_page_ref(struct tv_cache *cache, int32_t page)
+{
+    cache->refs[page]++;
+    if (cache->refs[page] == 2) {
+        cache->shared_count++;
+    }
+}
+
+int tv_cache_page_unref(struct tv_cache *cache, int32_t page)
 {
     assert(cache->refs[page] > 0);
     cache->refs[page]--;
     if (cache->refs[page] == 1) {
         cache->shared_count--;
     }
-    if (cache->refs[page] > 0) {
+    if (cache->refs[page] > 0 || tv_cache_prefix_keep(cache, page)) {
         return 0;
     }
     cache->free_pages[cache->free_count++] = page;
     return 1;
 }
 
-/* Worker thread: give back a sequence's hold on one page. */
-static void page_release(struct tv_cache *cache, int32_t page)
+void tv_cache_page_release(struct tv_cache *cache, int32_t page)
 {
     pthread_mutex_lock(&cache->lock);
-    int freed = page_unref(cache, page);
+    int freed = tv_cache_page_unref(cache, page);
     pthread_mutex_unlock(&cache->lock);
     /* Only the worker takes pages, so nobody reuses this one before it is poisoned. */
     if (freed && cache->params.poison && page_poison(cache, page) != 0) {
@@ -223,23 +211,35 @@ void tv_cache_reclaim_set(struct tv_cache *cache, tv_cache_reclaim *reclaim, voi
     }
 }
 
-/* Worker thread: take `count` free pages or none. */
+/* Lock held: evictable pages become free ones until there are `count`. */
+static void pages_evict(struct tv_cache *cache, int32_t count)
+{
+    while (cache->free_count < count) {
+        int32_t page = tv_cache_prefix_evict(cache);
+        cache->stale[page] |= cache->params.poison != 0;
+        cache->free_pages[cache->free_count++] = page;
+    }
+}
+
+/* Worker thread: take `count` free pages or none. What nobody holds is evicted for it, so it counts
+ * as free; only when that is not enough are holders asked. */
 static int pages_take(struct tv_cache *cache, int32_t count, int32_t *pages,
                       struct tv_cache_shortage *ret_shortage)
 {
     pthread_mutex_lock(&cache->lock);
-    if (cache->free_count < count && cache->reclaim != NULL) {
+    if (cache->free_count + cache->cached_count < count && cache->reclaim != NULL) {
         pthread_mutex_unlock(&cache->lock);
         cache->reclaim(cache->reclaim_context, count);
         pthread_mutex_lock(&cache->lock);
     }
-    int64_t free_count = cache->free_count;
+    int64_t free_count = cache->free_count + cache->cached_count;
     if (free_count < count) {
         pthread_mutex_unlock(&cache->lock);
         ret_shortage->pages_needed = count;
         ret_shortage->pages_free = free_count;
         return -ENOSPC;
     }
+    pages_evict(cache, count);
     int stale = 0;
     for (int32_t i = 0; i < count; i++) {
         pages[i] = cache->free_pages[--cache->free_count];
@@ -259,14 +259,14 @@ static int pages_take(struct tv_cache *cache, int32_t count, int32_t *pages,
     if (err != 0) {
         pthread_mutex_lock(&cache->lock);
         for (int32_t i = count - 1; i >= 0; i--) {
-            (void)page_unref(cache, pages[i]); /* freed by us: nobody else saw it */
+            (void)tv_cache_page_unref(cache, pages[i]); /* freed by us: nobody else saw it */
         }
         pthread_mutex_unlock(&cache->lock);
     }
     return err;
 }
 
-static int seq_grow(struct tv_cache_seq *seq, int32_t page_count)
+int tv_cache_seq_grow(struct tv_cache_seq *seq, int32_t page_count)
 {
     if (page_count <= seq->page_capacity) {
         return 0;
@@ -328,6 +328,13 @@ static int page_is_shared(struct tv_cache *cache, int32_t page)
     return shared;
 }
 
+static void page_forget(struct tv_cache *cache, int32_t page)
+{
+    pthread_mutex_lock(&cache->lock);
+    tv_cache_prefix_forget(cache, page);
+    pthread_mutex_unlock(&cache->lock);
+}
+
 int tv_cache_reserve(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t rows,
                      struct tv_cache_shortage *ret_shortage)
 {
@@ -341,7 +348,7 @@ int tv_cache_reserve(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t r
     int32_t page_count = pages_for(cache, seq->len + rows);
     int32_t fresh = page_count - seq->page_count;
     /* One page more than the table needs, for the copy until it takes the tail's place. */
-    int err = seq_grow(seq, page_count + 1);
+    int err = tv_cache_seq_grow(seq, page_count + 1);
     if (err != 0) {
         return err;
     }
@@ -356,12 +363,14 @@ int tv_cache_reserve(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t r
         err = page_copy(cache, shared, own, tail_rows);
         if (err != 0) {
             for (int32_t i = fresh; i >= 0; i--) {
-                page_release(cache, taken[i]);
+                tv_cache_page_release(cache, taken[i]);
             }
             return err;
         }
         seq->pages[tail] = own;
-        page_release(cache, shared);
+        tv_cache_page_release(cache, shared);
+    } else if (tail_rows != 0) { /* a page that was full once may be known by what it held */
+        page_forget(cache, seq->pages[tail]);
     }
     seq->page_count = page_count;
     seq->scratch = rows;
@@ -373,7 +382,7 @@ static void seq_shrink(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t
 {
     int32_t keep = pages_for(cache, rows);
     while (seq->page_count > keep) {
-        page_release(cache, seq->pages[--seq->page_count]);
+        tv_cache_page_release(cache, seq->pages[--seq->page_count]);
     }
 }
 
@@ -420,7 +429,28 @@ int tv_cache_truncate(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t 
         return -EINVAL;
     }
     seq->len = len;
+    seq->exact = seq->exact < len ? seq->exact : len;
     seq_shrink(cache, seq, len);
+    return 0;
+}
+
+int tv_cache_fork(struct tv_cache *cache, const struct tv_cache_seq *seq, int32_t len,
+                  struct tv_cache_seq *fork)
+{
+    if (len < 0 || len > seq->len || seq->scratch != 0 || fork->len != 0 || fork->scratch != 0 ||
+        fork->page_count != 0) {
+        return -EINVAL;
+    }
+    int32_t page_count = pages_for(cache, len);
+    int err = tv_cache_seq_grow(fork, page_count);
+    if (err != 0) {
+        return err;
+    }
+    tv_cache_pin(cache, seq->pages, page_count);
+    memcpy(fork->pages, seq->pages, (size_t)page_count * sizeof *fork->pages);
+    fork->page_count = page_count;
+    fork->len = len;
+    fork->exact = seq->exact < len ? seq->exact : len;
     return 0;
 }
 
@@ -436,10 +466,7 @@ void tv_cache_pin(struct tv_cache *cache, const int32_t *pages, int32_t count)
     pthread_mutex_lock(&cache->lock);
     for (int32_t i = 0; i < count; i++) {
         assert(cache->refs[pages[i]] > 0);
-        cache->refs[pages[i]]++;
-        if (cache->refs[pages[i]] == 2) {
-            cache->shared_count++;
-        }
+        tv_cache_page_ref(cache, pages[i]);
     }
     pthread_mutex_unlock(&cache->lock);
 }
@@ -449,7 +476,7 @@ void tv_cache_unpin(struct tv_cache *cache, const int32_t *pages, int32_t count)
     pthread_mutex_lock(&cache->lock);
     for (int32_t i = 0; i < count; i++) {
         /* This may not be the worker thread, which alone may use the device: it poisons later. */
-        if (page_unref(cache, pages[i]) && cache->params.poison) {
+        if (tv_cache_page_unref(cache, pages[i]) && cache->params.poison) {
             cache->stale[pages[i]] = 1;
         }
     }
@@ -461,12 +488,15 @@ void tv_cache_counts(struct tv_cache *cache, struct tv_cache_counts *ret_counts)
     pthread_mutex_lock(&cache->lock);
     ret_counts->total = cache->params.pages;
     ret_counts->free = cache->free_count;
-    /* Counted, not derived: free + held = total is what the tests check. */
+    /* Counted, not derived: free + cached + held = total is what the tests check. */
     int64_t held = 0;
     for (int64_t i = 0; i < cache->params.pages; i++) {
         held += cache->refs[i] > 0;
     }
     ret_counts->held = held;
     ret_counts->shared = cache->shared_count;
+    ret_counts->cached = cache->cached_count;
+    ret_counts->reused = cache->reused_count;
+    ret_counts->evicted = cache->evicted_count;
     pthread_mutex_unlock(&cache->lock);
 }

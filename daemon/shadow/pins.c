@@ -67,10 +67,11 @@ static int is_short(const struct tv_shadow *shadow, int64_t pages)
 {
     struct tv_cache_counts counts;
     tv_cache_counts(shadow->cache, &counts);
-    return counts.free < pages;
+    return counts.free + counts.cached < pages;
 }
 
-/* Of the page nobody but judgements has hold, so that it becomes free without them. */
+/* Of the page nobody but judgements has hold, so that it becomes free, or evictable, without them.
+ */
 static int is_idle(const struct tv_shadow *shadow, int32_t page)
 {
     uint32_t pins = shadow->pins[page];
@@ -83,7 +84,7 @@ static int is_enough(struct tv_shadow *shadow, int64_t pages)
     struct tv_cache_counts counts;
     pthread_mutex_lock(&shadow->pins_lock);
     tv_cache_counts(shadow->cache, &counts);
-    int64_t gain = counts.free;
+    int64_t gain = counts.free + counts.cached;
     for (int32_t page = 0; shadow->pinned > 0 && page < counts.total && gain < pages; page++) {
         gain += is_idle(shadow, page);
     }

@@ -46,6 +46,18 @@ static int context_truncate(struct tv_engine *engine, struct tv_context *context
     return tv_cache_truncate(engine->cache, &context->seq, len);
 }
 
+static int context_adopt(struct tv_engine *engine, struct tv_context *context,
+                         const struct tv_cache_key *keys, int32_t count)
+{
+    return tv_cache_adopt(engine->cache, &context->seq, keys, count);
+}
+
+static void context_publish(struct tv_engine *engine, struct tv_context *context, int32_t first,
+                            const struct tv_cache_key *keys, int32_t count)
+{
+    tv_cache_publish(engine->cache, &context->seq, first, keys, count);
+}
+
 static int tokens_check(const struct tv_engine *engine, const int32_t *tokens, int32_t count)
 {
     for (int32_t i = 0; i < count; i++) {
@@ -101,7 +113,11 @@ static int engine_prefill(struct tv_engine *engine, struct tv_context *context,
         tv_cache_drop(engine->cache, seq);
         return rc;
     }
+    int exact = seq->exact == seq->len; /* a row depends on all before it */
     rc = tv_cache_commit(engine->cache, seq, NULL, count);
+    if (rc == 0 && exact) {
+        seq->exact = seq->len;
+    }
     if (rc == 0 && rule != NULL) {
         *ret_drawn = drawn;
     }
@@ -338,6 +354,8 @@ static const struct tv_engine_ops engine_ops = {
     .context_close = context_close,
     .context_len = context_len,
     .truncate = context_truncate,
+    .adopt = context_adopt,
+    .publish = context_publish,
     .prefill = engine_prefill,
     .verify = engine_verify,
     .self_test = engine_self_test,

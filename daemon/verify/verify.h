@@ -73,6 +73,11 @@ struct tv_engine_ops {
     void (*context_close)(struct tv_engine *engine, struct tv_context *context);
     int32_t (*context_len)(const struct tv_context *context);
     int (*truncate)(struct tv_engine *engine, struct tv_context *context, int32_t len);
+    /* Prefix reuse, in engines with a cache; as tv_cache_adopt and tv_cache_publish. */
+    int (*adopt)(struct tv_engine *engine, struct tv_context *context,
+                 const struct tv_cache_key *keys, int32_t count);
+    void (*publish)(struct tv_engine *engine, struct tv_context *context, int32_t first,
+                    const struct tv_cache_key *keys, int32_t count);
     /* Append `count` (<= prefill_rows) known tokens as KV. When `rule` is not NULL, also draw the
      * next token from the last row into *ret_drawn. 0; -ENOSPC with *ret_shortage; -EDOM for a
      * non-finite logit; -EIO. On failure the context is as before. */
