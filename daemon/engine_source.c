@@ -143,9 +143,14 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_e
                    (long long)tv_cache_params(cache)->pages, config->page_size);
             return TV_EXIT_DRAINED;
         }
-        (void)snprintf(error, error_bytes, "the start's self-test: %s",
-                       detail[0] == '\0' ? strerror(-rc) : detail);
-        code = rc == -ENOMEM || rc == -EAGAIN ? TV_EXIT_NO_MEMORY : TV_EXIT_FAULT;
+        if (rc == -EDOM) {
+            (void)snprintf(error, error_bytes, "model %.200s: %s", config->model, detail);
+            code = TV_EXIT_CHECKPOINT;
+        } else {
+            (void)snprintf(error, error_bytes, "the start's self-test: %s",
+                           detail[0] == '\0' ? strerror(-rc) : detail);
+            code = rc == -ENOMEM || rc == -EAGAIN ? TV_EXIT_NO_MEMORY : TV_EXIT_FAULT;
+        }
     }
     tv_cache_destroy(cache);
     tv_model_destroy(model);

@@ -5,7 +5,8 @@
  * Owns one captured round. The oracle's logits of the self-test's text and tree are the truth for
  * both fast forms, at the bound of the numerics contract and without a term for noise; noise itself
  * is the oracle against the oracle in the other order of summation, never a fast form. Refuses
- * noise that no sound f32 arithmetic has.
+ * noise that no sound f32 arithmetic has, and tells a checkpoint without finite logits (the oracle
+ * alone has none either) from a form that is wrong.
  */
 #include <errno.h>
 #include <math.h>
@@ -79,6 +80,15 @@ static double difference(const float *x, const float *y, int32_t count)
         worst = isfinite(delta) ? fmax(worst, delta) : INFINITY;
     }
     return worst;
+}
+
+static int are_finite(const float *x, size_t count)
+{
+    int finite = 1;
+    for (size_t i = 0; i < count; i++) {
+        finite = finite && isfinite(x[i]);
+    }
+    return finite;
 }
 
 static int is_rounded(const struct tv_shadow_judge *self)
@@ -191,6 +201,54 @@ done:
     return rc;
 }
 
+/* The first layer that reads something infinite or undefined, seen by the oracle alone. */
+struct finite_watch {
+    size_t count;  /* of a layer's KV values */
+    int32_t layer; /* -1: none */
+};
+
+static void finite_kv(void *context, int32_t layer, float *kv)
+{
+    struct finite_watch *watch = context;
+    if (watch->layer < 0 && !are_finite(kv, watch->count)) {
+        watch->layer = layer;
+    }
+}
+
+/* 0: the model has finite logits for the canned text and tree; -EDOM: it has not, whoever computes
+ * them: nothing of the fast forms is looked at, not even through a captured row. -ENOMEM, or a
+ * failed copy. */
+static int model_is_finite(const struct tv_shadow_judge *self, const struct tv_self_test_run *run,
+                           char *detail, size_t detail_bytes)
+{
+    const struct tv_model_config *config = tv_model_config(self->shadow->model);
+    struct tv_path_rows plain = {0};
+    struct finite_watch finite = {.layer = -1};
+    const struct tv_path_watch watch = {.context = &finite, .kv = finite_kv};
+    float *logits = NULL;
+    int rc = tv_path_rows_init(&plain, run->text, run->text_len, run->tree, 0);
+    if (rc == 0) {
+        finite.count = (size_t)plain.count * (size_t)(config->kv_lora + config->rope_dim);
+        rc = oracle_run(self, &plain, TV_PATH_LANES, &watch, &logits);
+    }
+    for (int32_t r = 0; rc == 0 && r < plain.count; r++) {
+        const float *row = logits + (size_t)r * (size_t)config->vocab;
+        if (!are_finite(row, (size_t)config->vocab)) {
+            (void)snprintf(detail, detail_bytes,
+                           "finite weights, but no finite logits: the reference arithmetic (f32) "
+                           "overflows for token %d at position %d, %s %d; the weights' scale is no "
+                           "model's",
+                           plain.tokens[r], plain.positions[r],
+                           finite.layer < 0 ? "behind the keys of layer" : "before or in layer",
+                           finite.layer < 0 ? config->layers - 1 : finite.layer);
+            rc = -EDOM;
+        }
+    }
+    tv_path_rows_finish(&plain);
+    free(logits);
+    return rc;
+}
+
 static int judge(void *context, const struct tv_self_test_run *run, double *ret_noise, char *detail,
                  size_t detail_bytes)
 {
@@ -227,6 +285,9 @@ static int judge(void *context, const struct tv_self_test_run *run, double *ret_
 done:
     tv_path_rows_finish(&rows);
     free(oracle);
+    if (rc == -EIO && model_is_finite(self, run, detail, detail_bytes) == -EDOM) {
+        rc = -EDOM;
+    }
     return rc;
 }
 

@@ -13,8 +13,9 @@
 #include "base/digest.h"
 #include "verify/engine.h"
 
-#define TEXT_LEN   24
-#define TREE_NODES 16
+#define TEXT_LEN     24
+#define TREE_NODES   16
+#define DETAIL_BYTES 320
 
 _Static_assert(TEXT_LEN + TREE_NODES <= TV_SELF_TEST_ROWS, "the pool was sized for them");
 
@@ -186,7 +187,7 @@ int tv_engine_self_test_start(struct tv_verify_engine *self, const struct tv_jud
     check.rows = self->test_tree.count;
     check.kv_len = self->test_text_len + self->test_tree.count;
     rc = tree_run(self, &check, tree_logits(self, self->test_logits));
-    if (rc != 0) {
+    if (rc != 0 && check.rc != -EIO) {
         return rc;
     }
     const struct tv_self_test_run run = {.text = self->test_text,
@@ -196,6 +197,14 @@ int tv_engine_self_test_start(struct tv_verify_engine *self, const struct tv_jud
                                          .text_logits = self->test_logits,
                                          .tree = &self->test_tree,
                                          .tree_logits = tree_logits(self, self->test_logits)};
+    if (rc != 0) { /* attention is not the naive kernel's; a model without numbers explains that */
+        char other[DETAIL_BYTES] = "";
+        if (judge->judge(judge->context, &run, &engine->noise, other, sizeof other) == -EDOM) {
+            (void)snprintf(detail, detail_bytes, "%s", other);
+            rc = -EDOM;
+        }
+        return rc;
+    }
     rc = judge->judge(judge->context, &run, &engine->noise, detail, detail_bytes);
     if (rc == 0) {
         logits_sum(self, self->test_logits, self->test_sum);

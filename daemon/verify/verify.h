@@ -124,13 +124,15 @@ struct tv_judge {
     void *context;
     tv_model_layer_hook *layer; /* sees every layer of the tree's launch */
     /* 0 and *ret_noise, the checkpoint's noise; -EIO: one of the forms is not the model, or the
-     * noise is implausible, detail says which; -ENOMEM. */
+     * noise is implausible; -EDOM: the model itself has logits that are not finite; detail says
+     * which; -ENOMEM. */
     int (*judge)(void *context, const struct tv_self_test_run *run, double *ret_noise, char *detail,
                  size_t detail_bytes);
 };
 
 /* The real engine on a loaded model and its cache (both outlive it). Runs the self-test: attention
- * against the naive kernel, both forms against the judge. -EIO: it failed, detail says how. */
+ * against the naive kernel, both forms against the judge. -EIO: it failed; -EDOM: the checkpoint is
+ * what failed, in the judge's own arithmetic; detail says how. */
 int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
                             struct tv_cache *cache, const struct tv_judge *judge,
                             struct tv_engine **ret_engine, char *detail, size_t detail_bytes);

@@ -1,6 +1,10 @@
-"""The daemon on a backend with a planted fault: no start with a wrong model form, no readiness after one."""
+"""Starts that are refused: a backend with a planted fault (exit 70; and no readiness after one), weights that are
+finite and whose logits are not (exit 65)."""
 
+import json
 import os
+import shutil
+import struct
 import subprocess
 import tempfile
 import time
@@ -9,7 +13,9 @@ import unittest
 import harness
 from harness import Caller, FixedDaemon
 
-EXIT_FAULT = 70
+EXIT_CHECKPOINT, EXIT_FAULT = 65, 70
+HUGE = {"BF16": b"\x96\x7e", "F32": struct.pack("<f", 1e38)}
+VARIANT = os.path.join(os.environ["TV_GOLDEN_DIR"], "model_variants", "v3-all-dense-one-head")
 FAULTS = ("scale-both", "scale-verify", "scale-prefill", "rope-verify", "rope-both", "value-heads", "absorb-heads", "router")
 PLANTED = os.environ["TREEVERIFYD_PLANTED"]
 MODEL = os.environ["TV_MODEL_DIR"]
@@ -22,7 +28,29 @@ def start(fault, *options):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+def overwrite(path, name):
+    """Every element of one tensor becomes 1e38."""
+    with open(path, "r+b") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        tensor = json.loads(file.read(size))[name]
+        first, last = tensor["data_offsets"]
+        element = HUGE[tensor["dtype"]]
+        file.seek(8 + size + first)
+        file.write(element * ((last - first) // len(element)))
+
+
 class StartTest(unittest.TestCase):
+    def test_absurd_weights_are_the_checkpoints_fault(self):
+        for options in ((), ("--kv-dtype", "bf16")):
+            with self.subTest(options=options), tempfile.TemporaryDirectory() as folder:
+                for name in ("config.json", "model.safetensors"):
+                    shutil.copy(os.path.join(VARIANT, name), folder)
+                overwrite(os.path.join(folder, "model.safetensors"), "lm_head.weight")
+                command = [os.environ["TREEVERIFYD"], "--model", folder, "--listen", "127.0.0.1:0", *options]
+                ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual((ended.returncode, ended.stdout), (EXIT_CHECKPOINT, ""), ended.stderr)
+                self.assertIn(f"model {folder}: finite weights, but no finite logits", ended.stderr)
+
     def test_wrong_forms_do_not_start_b28(self):
         for options in ((), ("--kv-dtype", "bf16")):
             for fault in FAULTS:

@@ -5,6 +5,7 @@
  * the backend's table; the same checkpoint without it starts, with plausible noise.
  */
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,6 +18,7 @@
 
 #include "engine_fixture.h"
 #include "plant.h"
+#include "tiny_model.h"
 
 static const enum tv_dtype dtypes[] = {TV_F32, TV_BF16};
 
@@ -117,6 +119,25 @@ static void device_make(struct tv_kernels *kernels)
     kernels->host_memory = 0;
 }
 
+static int (*attn_before)(struct tv_kernels *k, const struct tv_verify_attn *args);
+
+static int attn_nothing(struct tv_kernels *k, const struct tv_verify_attn *args)
+{
+    int rc = attn_before(k, args);
+    if (args->out_dtype == TV_F32) {
+        ((float *)args->out)[0] = NAN;
+    } else {
+        ((uint16_t *)args->out)[0] = 0x7fc0;
+    }
+    return rc;
+}
+
+static void nothing_finite(struct tv_kernels *kernels)
+{
+    attn_before = kernels->verify_attn;
+    kernels->verify_attn = attn_nothing;
+}
+
 /* The oracle takes over what such attention gave, and nothing that is further off. */
 static void rounded_probabilities_of_a_device(void **state)
 {
@@ -166,6 +187,71 @@ static void short_contexts_are_judged(void **state)
     }
 }
 
+/* A tiny checkpoint in which one tensor is this number throughout, judged: the word of the start.
+ */
+static int absurd_start(const char *tensor, float value, enum tv_dtype dtype, int as_device,
+                        char *detail, size_t bytes)
+{
+    static struct tv_tiny_model tiny; /* large */
+    struct tv_engine_fixture fixture;
+    char dir[256];
+    tv_tiny_folder(dir, sizeof dir);
+    tv_tiny_init(&tiny, 1021);
+    struct tv_tiny_tensor *changed = tv_tiny_find(&tiny, tensor);
+    for (size_t i = 0; i < changed->count; i++) {
+        changed->values[i] = value != 0.0f ? value : changed->values[i];
+    }
+    tv_tiny_write(&tiny, dir);
+    tv_tiny_finish(&tiny);
+    const struct tv_fixture_options base = {.backend = "cpu",
+                                            .dir = dir,
+                                            .page_size = 16,
+                                            .rows_max = 64,
+                                            .requests_max = 2,
+                                            .pages = 16,
+                                            .threads = 1,
+                                            .kv_dtype = dtype};
+    memset(&fixture, 0, sizeof fixture);
+    tv_fixture_open(&fixture.base, &base);
+    if (as_device) {
+        device_make(fixture.base.kernels);
+    }
+    if (value == 0.0f) {
+        nothing_finite(fixture.base.kernels);
+    }
+    int rc = tv_engine_fixture_judge(&fixture);
+    (void)snprintf(detail, bytes, "%s", fixture.detail);
+    if (rc == 0) {
+        fixture.engine->ops->destroy(fixture.engine);
+    }
+    tv_fixture_close(&fixture.base);
+    tv_tiny_folder_remove(dir);
+    return rc;
+}
+
+/* Finite weights whose sums overflow whoever computes them are the checkpoint's fault; a fast form
+ * that alone is not finite is ours, also where the oracle takes over what attention gave. */
+static void absurd_weights_are_the_checkpoints_fault(void **state)
+{
+    static const char *const tensors[] = {"model.layers.0.self_attn.kv_a_layernorm.weight",
+                                          "model.layers.1.self_attn.o_proj.weight",
+                                          "lm_head.weight"};
+    (void)state;
+    for (int form = 0; form < 3; form++) {
+        enum tv_dtype dtype = form == 0 ? TV_F32 : TV_BF16;
+        char detail[320];
+        for (size_t t = 0; t < sizeof tensors / sizeof tensors[0]; t++) {
+            int rc = absurd_start(tensors[t], 1e38f, dtype, form == 2, detail, sizeof detail);
+            print_message("%s: %d, %s\n", tensors[t], rc, detail);
+            assert_int_equal(rc, -EDOM);
+            assert_non_null(strstr(detail, "no finite logits"));
+        }
+        int rc = absurd_start("lm_head.weight", 0.0f, dtype, form == 2, detail, sizeof detail);
+        print_message("the fast form alone: %d, %s\n", rc, detail);
+        assert_int_equal(rc, -EIO);
+    }
+}
+
 /* A weight of one form alone: verify takes keys transposed, so k_up is prefill's. */
 static void self_test_sees_a_changed_weight_of_prefill_b54(void **state)
 {
@@ -193,6 +279,7 @@ int main(void)
         cmocka_unit_test(right_forms_start),
         cmocka_unit_test(rounded_probabilities_of_a_device),
         cmocka_unit_test(short_contexts_are_judged),
+        cmocka_unit_test(absurd_weights_are_the_checkpoints_fault),
         cmocka_unit_test(self_test_sees_a_changed_weight_of_prefill_b54),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
