@@ -29,6 +29,10 @@
 #define TV_INLINE_BYTES_DEFAULT (16u << 20)
 #define TV_REQUEST_ID_BYTES_MAX 64
 #define TV_SEED_DIGITS_MAX      20
+
+/* Answers that a session keeps for retries: whichever is less, always the last one. */
+#define TV_REPLAY_ROUNDS_MAX 8
+#define TV_REPLAY_BYTES_MAX  (64u << 10)
 /* A decoded query value: the indices 0 .. TV_ENGINE_NODES_MAX - 1, each once, and their commas. */
 #define TV_QUERY_BYTES_MAX (10 + 2 * 90 + 3 * 900 + 4 * 24 + 1023)
 

@@ -290,6 +290,7 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
 {
     struct tv_call *call = job->call;
     const struct tv_request *request = &call->request;
+    const struct tv_session_kept *kept = NULL;
     struct tv_session *session = NULL;
     if (tv_sched_session_of(sched, call, &session, problem) != 0) {
         return -EINVAL;
@@ -297,7 +298,8 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     rule_resolve(&call->request, session);
     switch (tv_session_judge(session, request, problem)) {
     case TV_SESSION_REPLAY:
-        tv_sched_reply_replay(call, session->last.body, session->last.body_bytes);
+        kept = tv_session_kept_of(session, request->seq);
+        tv_sched_reply_replay(call, kept->body, kept->body_bytes);
         tv_session_renew(session, request->lease_s, tv_clock_us());
         return 1;
     case TV_SESSION_ATTACH: {
@@ -329,6 +331,7 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
         (request->kind == TV_CALL_EXTEND && extend_tokens(job) != 0)) {
         return fault(problem, "no memory for the round");
     }
+    tv_session_ack(session, request->ack);
     tv_session_occupy(session, request->seq, request->body_hash, job);
     return 0;
 }

@@ -52,9 +52,10 @@ static void answer_state(struct tv_session *session, struct tv_call *call)
 static int answer_round(struct tv_session *session, struct tv_call *call)
 {
     const struct tv_request *request = &call->request;
+    const struct tv_session_kept *kept = tv_session_kept_of(session, request->seq);
     struct tv_problem problem;
-    if (session->last.seq > 0 && request->seq == session->last.seq) {
-        tv_sched_reply_replay(call, session->last.body, session->last.body_bytes);
+    if (kept != NULL) {
+        tv_sched_reply_replay(call, kept->body, kept->body_bytes);
         return 0;
     }
     if (session->running_seq > 0 && request->seq == session->running_seq) {
@@ -169,9 +170,10 @@ static void fetch_serve(const struct tv_session_fetch *fetch, struct tv_call *ca
 static struct tv_session_fetch *fetch_find(const struct tv_session *session, struct tv_call *call)
 {
     int32_t seq = call->request.seq;
+    const struct tv_session_kept *kept = tv_session_kept_of(session, seq);
     struct tv_problem problem;
-    if (session->last.fetch != NULL && session->last.seq == seq) {
-        return tv_session_fetch_ref(session->last.fetch);
+    if (kept != NULL && kept->fetch != NULL) {
+        return tv_session_fetch_ref(kept->fetch);
     }
     if (seq >= 1 && seq < session->next_seq) {
         tv_problem_set(&problem, TV_ROUND_EVICTED, NULL, "no tensor of seq %d is kept", seq);

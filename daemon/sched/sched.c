@@ -277,7 +277,7 @@ static void limits_settle(struct tv_sched *sched)
         .max_nodes = nodes_max,
         .max_depth = config->max_depth,
         .max_pipeline = 1,
-        .replay_window = 1,
+        .replay_window = TV_REPLAY_ROUNDS_MAX,
         .max_sessions = config->max_sessions,
         .body_bytes = config->body_bytes,
         .inline_bytes = config->inline_bytes,

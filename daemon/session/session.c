@@ -12,37 +12,13 @@
 
 #include "base/clock.h"
 
-struct tv_session_fetch *tv_session_fetch_ref(struct tv_session_fetch *fetch)
-{
-    (void)atomic_fetch_add_explicit(&fetch->refs, 1, memory_order_relaxed);
-    return fetch;
-}
-
-void tv_session_fetch_unref(struct tv_session_fetch *fetch)
-{
-    if (fetch == NULL || atomic_fetch_sub_explicit(&fetch->refs, 1, memory_order_acq_rel) > 1) {
-        return;
-    }
-    free(fetch->rows);
-    free(fetch->path);
-    free(fetch->data);
-    free(fetch);
-}
-
-void tv_session_kept_finish(struct tv_session_kept *kept)
-{
-    free(kept->body);
-    tv_session_fetch_unref(kept->fetch);
-    memset(kept, 0, sizeof *kept);
-}
-
 void tv_session_destroy(struct tv_session *session)
 {
     if (session == NULL) {
         return;
     }
     assert(session->context == NULL);
-    tv_session_kept_finish(&session->last);
+    tv_session_kept_drop(session);
     free(session->tokens);
     free(session->borders);
     free(session);
@@ -96,14 +72,6 @@ void tv_session_commit(struct tv_session *session, int32_t count, const struct t
     session->digest = *digest;
     session->pending = pending;
     session->finish = finish;
-}
-
-void tv_session_keep(struct tv_session *session, struct tv_session_kept *kept)
-{
-    tv_session_kept_finish(&session->last);
-    session->last = *kept;
-    session->next_seq = kept->seq + 1;
-    memset(kept, 0, sizeof *kept);
 }
 
 void tv_session_renew(struct tv_session *session, int32_t lease_s, int64_t now_us)
@@ -172,10 +140,11 @@ static enum tv_session_verdict judge_seq(const struct tv_session *session,
                                          const struct tv_request *request,
                                          struct tv_problem *problem)
 {
+    const struct tv_session_kept *kept = tv_session_kept_of(session, request->seq);
     const uint8_t *known = NULL;
     enum tv_session_verdict verdict = TV_SESSION_REFUSED;
-    if (session->last.seq > 0 && request->seq == session->last.seq) {
-        known = session->last.body_hash;
+    if (kept != NULL) {
+        known = kept->body_hash;
         verdict = TV_SESSION_REPLAY;
     } else if (session->running_seq > 0 && request->seq == session->running_seq) {
         known = session->running_hash;

@@ -1,6 +1,6 @@
 /*
  * session.h - what the server knows of a session: token history, digest chain, pending token,
- * sequence numbers, lease, and the last round for a retry. Host state only.
+ * sequence numbers, lease, and the newest rounds for retries. Host state only.
  *
  * Decides whether a round may run, is a replay, joins the running one, or is refused. It never
  * calls an engine; the KV context of a session is only carried. Everything here is guarded by the
@@ -36,13 +36,13 @@ struct tv_session_fetch {
 struct tv_session_fetch *tv_session_fetch_ref(struct tv_session_fetch *fetch);
 void tv_session_fetch_unref(struct tv_session_fetch *fetch); /* NULL is fine */
 
-/* The answer of a session's last round, as it was sent. */
+/* The answer of one of a session's newest rounds, as it was sent. */
 struct tv_session_kept {
-    int32_t seq; /* 0 = none */
+    int32_t seq;
     uint8_t body_hash[32];
     char *body; /* owned */
     size_t body_bytes;
-    struct tv_session_fetch *fetch; /* reference held, or NULL */
+    struct tv_session_fetch *fetch; /* reference held, or NULL; of the last round alone */
 };
 void tv_session_kept_finish(struct tv_session_kept *kept);
 
@@ -81,7 +81,9 @@ struct tv_session {
     uint8_t running_hash[32];
     void *operation; /* sched/'s; valid while busy */
 
-    struct tv_session_kept last;
+    struct tv_session_kept kept[TV_REPLAY_ROUNDS_MAX]; /* the first kept_count, oldest first */
+    int32_t kept_count;
+    size_t kept_bytes;          /* of their bodies */
     struct tv_context *context; /* the engine's; closed before tv_session_destroy */
 };
 
@@ -171,8 +173,14 @@ void tv_session_stage(struct tv_session *session, int32_t offset, const int32_t 
 /* Make `count` staged tokens committed. */
 void tv_session_commit(struct tv_session *session, int32_t count, const struct tv_digest *digest,
                        int32_t pending, enum tv_finish finish);
-/* Use up the seq and keep its answer; takes over *kept. */
+/* Use up the seq and keep its answer, for which older ones may go; takes over *kept. */
 void tv_session_keep(struct tv_session *session, struct tv_session_kept *kept);
+/* The kept answer of this round, or NULL. */
+const struct tv_session_kept *tv_session_kept_of(const struct tv_session *session, int32_t seq);
+/* The client has the answers up to this round: they go, but for the last one. */
+void tv_session_ack(struct tv_session *session, int32_t seq);
+/* Private to session/: all of them. */
+void tv_session_kept_drop(struct tv_session *session);
 void tv_session_renew(struct tv_session *session, int32_t lease_s, int64_t now_us);
 /* When a lease of lease_s seconds (0: the session's own) that starts now ends, in wall time. */
 int64_t tv_session_lease_end(const struct tv_session *session, int32_t lease_s);

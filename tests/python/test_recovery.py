@@ -158,18 +158,18 @@ class RecoveryTest(DaemonTest):
             elsewhere("decode", 1, base, max_tokens=3)  # our round 1 has another body: seq-reused
             round = session.verify(Tree.chain(plain[:2]))
             self.assertEqual((round.recovered, round.new_tokens), ("resync", plain[1:4]))
-            for seq in (2, 3, 4):
-                elsewhere("decode", seq, base + seq + 1, max_tokens=1)  # two rounds behind: round-evicted
+            for seq in range(2, 11):
+                elsewhere("decode", seq, base + seq + 1, max_tokens=1)  # more than it keeps: round-evicted
             round = session.decode(1)
-            self.assertEqual((round.recovered, round.new_tokens), ("resync", plain[4:7]))
-            elsewhere("decode", 5, base + 6, max_tokens=1)
+            self.assertEqual((round.recovered, round.new_tokens), ("resync", plain[4:13]))
+            elsewhere("decode", 11, base + 12, max_tokens=1)
             with self.assertRaises(tv.MovedError):
                 session.extend([65])
-            self.assertEqual(session.new_tokens, plain[:8])
-            elsewhere("extend", 6, base + 7, tokens=[65, 66])  # the pending token handed out is dropped
+            self.assertEqual(session.new_tokens, plain[:14])
+            elsewhere("extend", 12, base + 13, tokens=[65, 66])  # the pending token handed out is dropped
             with self.assertRaises(tv.MovedError):
                 session.decode(1)
-            self.assertEqual(session.tokens, [*prompt, *plain[:7], 65, 66])
+            self.assertEqual(session.tokens, [*prompt, *plain[:13], 65, 66])
             session.decode(1)
 
     def test_a_forgotten_session_is_made_anew(self):

@@ -173,8 +173,10 @@ static void lie(struct world *world, int32_t i)
                 {"pending-mismatch", 409, 1}, {"session-not-found", 404, 0}};
     const struct client *client = &world->clients[i];
     int what = below(world, 8);
-    int32_t seq = what == 0   ? client->seq - 1
-                  : what == 1 ? below(world, client->seq - 1 > 0 ? client->seq - 1 : 1)
+    int32_t kept = client->seq - 1 < TV_REPLAY_ROUNDS_MAX ? client->seq - 1 : TV_REPLAY_ROUNDS_MAX;
+    int32_t gone = client->seq - 1 - kept; /* evicted ones have the numbers up to it */
+    int32_t seq = what == 0   ? (kept > 0 ? client->seq - 1 - below(world, kept) : 0)
+                  : what == 1 ? (gone > 0 ? 1 + below(world, gone) : 0)
                   : what == 2 ? client->seq + 1 + below(world, 3)
                   : what == 3 ? INT32_MAX
                               : client->seq;

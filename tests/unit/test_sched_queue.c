@@ -304,7 +304,7 @@ static void rounds_are_watched(void **state)
     watch(fixture, &client, 1, 200);
     client_advance(fixture, &client, 2);
     call_release(fixture, call_chain(fixture, &client, 1), 200);
-    watch(fixture, &client, 1, 410);
+    watch(fixture, &client, 1, 200);
     watch(fixture, &client, 3, 404);
     client_advance(fixture, &client, 1);
     call = call_running(fixture, &client, 1);

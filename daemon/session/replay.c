@@ -1,0 +1,89 @@
+/*
+ * replay.c - the answers that a session keeps for retries: the newest rounds, within a number and a
+ * sum of bytes, always the last one.
+ *
+ * Refuses to keep whole rows of logits of any round but the last.
+ */
+#include "session/session.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct tv_session_fetch *tv_session_fetch_ref(struct tv_session_fetch *fetch)
+{
+    (void)atomic_fetch_add_explicit(&fetch->refs, 1, memory_order_relaxed);
+    return fetch;
+}
+
+void tv_session_fetch_unref(struct tv_session_fetch *fetch)
+{
+    if (fetch == NULL || atomic_fetch_sub_explicit(&fetch->refs, 1, memory_order_acq_rel) > 1) {
+        return;
+    }
+    free(fetch->rows);
+    free(fetch->path);
+    free(fetch->data);
+    free(fetch);
+}
+
+void tv_session_kept_finish(struct tv_session_kept *kept)
+{
+    free(kept->body);
+    tv_session_fetch_unref(kept->fetch);
+    memset(kept, 0, sizeof *kept);
+}
+
+static void forget_oldest(struct tv_session *session)
+{
+    session->kept_bytes -= session->kept[0].body_bytes;
+    tv_session_kept_finish(&session->kept[0]);
+    session->kept_count--;
+    memmove(session->kept, session->kept + 1,
+            (size_t)session->kept_count * sizeof session->kept[0]);
+    memset(&session->kept[session->kept_count], 0, sizeof session->kept[0]);
+}
+
+void tv_session_keep(struct tv_session *session, struct tv_session_kept *kept)
+{
+    assert(kept->seq == session->next_seq);
+    if (session->kept_count > 0) { /* rows to fetch are the last round's alone */
+        struct tv_session_kept *last = &session->kept[session->kept_count - 1];
+        tv_session_fetch_unref(last->fetch);
+        last->fetch = NULL;
+    }
+    if (session->kept_count == TV_REPLAY_ROUNDS_MAX) {
+        forget_oldest(session);
+    }
+    session->kept[session->kept_count++] = *kept;
+    session->kept_bytes += kept->body_bytes;
+    session->next_seq = kept->seq + 1;
+    memset(kept, 0, sizeof *kept);
+    while (session->kept_count > 1 && session->kept_bytes > TV_REPLAY_BYTES_MAX) {
+        forget_oldest(session);
+    }
+}
+
+const struct tv_session_kept *tv_session_kept_of(const struct tv_session *session, int32_t seq)
+{
+    for (int32_t i = 0; i < session->kept_count; i++) {
+        if (session->kept[i].seq == seq) {
+            return &session->kept[i];
+        }
+    }
+    return NULL;
+}
+
+void tv_session_ack(struct tv_session *session, int32_t seq)
+{
+    while (session->kept_count > 1 && session->kept[0].seq <= seq) {
+        forget_oldest(session);
+    }
+}
+
+void tv_session_kept_drop(struct tv_session *session)
+{
+    while (session->kept_count > 0) {
+        forget_oldest(session);
+    }
+}
