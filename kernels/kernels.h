@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Bumped when a struct below or the table changes; a loader refuses another number. */
-#define TV_KERNELS_ABI 3
+#define TV_KERNELS_ABI 4
 
 /*
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
@@ -295,6 +295,11 @@ struct tv_kernels {
     int (*record_end)(struct tv_kernels *k, void **ret_recording);
     int (*replay)(struct tv_kernels *k, void *recording);
     void (*recording_free)(struct tv_kernels *k, void *recording);
+
+    /* Steps of work that operations have done so far, modulo 2^64: moves every few milliseconds on
+     * an ordinary processor while one runs, whatever its shape. Any thread may ask, also while an
+     * operation runs. NULL: the backend does not count. */
+    uint64_t (*progress)(const struct tv_kernels *k);
 
     void (*destroy)(struct tv_kernels *k);
 };

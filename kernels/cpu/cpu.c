@@ -39,8 +39,14 @@ static void destroy(struct tv_kernels *k)
     free(k);
 }
 
+static uint64_t progress(const struct tv_kernels *k)
+{
+    return tv_cpu_pool_steps(tv_cpu_of(k)->pool);
+}
+
 static void override_slots(struct tv_kernels *k)
 {
+    k->progress = progress;
     k->name = "cpu";
     k->rmsnorm = tv_cpu_rmsnorm;
     k->linear = tv_cpu_linear;

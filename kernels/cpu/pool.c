@@ -41,6 +41,7 @@ struct tv_cpu_pool {
     _Atomic int32_t finished;
     _Atomic int32_t sleeping;
     _Atomic int stop;
+    _Atomic uint64_t steps; /* relaxed: somebody looks now and then whether it moves */
     /* The job; written while no item is left, read before an item is taken. */
     _Atomic(tv_cpu_pool_fn *) fn;
     _Atomic(void *) arg;
@@ -60,6 +61,7 @@ static int run_one(struct tv_cpu_pool *pool, int32_t thread)
         int32_t items = atomic_load(&pool->items);
         if (atomic_compare_exchange_weak(&pool->ticket, &ticket, ticket - 1)) {
             fn(arg, items - (int32_t)(uint32_t)ticket, thread);
+            tv_cpu_pool_step(pool);
             atomic_fetch_add(&pool->finished, 1);
             return 1;
         }
@@ -115,7 +117,11 @@ void tv_cpu_pool_run(struct tv_cpu_pool *pool, int32_t items, int parallel, tv_c
     if (!parallel || items <= 1 || pool->threads == 1) {
         for (int32_t item = 0; item < items; item++) {
             fn(arg, item, 0);
+            if (parallel) { /* what is not is too short to be counted */
+                tv_cpu_pool_step(pool);
+            }
         }
+        tv_cpu_pool_step(pool);
         return;
     }
     uint64_t job = (atomic_load(&pool->ticket) >> 32) + 1;
@@ -139,6 +145,16 @@ void tv_cpu_pool_run(struct tv_cpu_pool *pool, int32_t items, int parallel, tv_c
 int32_t tv_cpu_pool_threads(const struct tv_cpu_pool *pool)
 {
     return pool->threads;
+}
+
+void tv_cpu_pool_step(struct tv_cpu_pool *pool)
+{
+    (void)atomic_fetch_add_explicit(&pool->steps, 1, memory_order_relaxed);
+}
+
+uint64_t tv_cpu_pool_steps(const struct tv_cpu_pool *pool)
+{
+    return atomic_load_explicit(&pool->steps, memory_order_relaxed);
 }
 
 void tv_cpu_pool_destroy(struct tv_cpu_pool *pool)

@@ -18,6 +18,7 @@ enum { BLOCK = TV_CPU_BLOCK, TILE = TV_CPU_TILE };
 struct job {
     const struct tv_prefill_attn *args;
     const struct tv_cpu_micro *micro;
+    struct tv_cpu_pool *pool;
     int32_t key_dim;
     int32_t kv_dim;
     size_t scratch_bytes;
@@ -167,6 +168,7 @@ static void run_head(void *arg, int32_t h, int32_t thread)
             int32_t rows = a->rows - from < BLOCK ? a->rows - from : BLOCK;
             attend_block(job, &s, h, from, rows, first, count);
         }
+        tv_cpu_pool_step(job->pool);
     }
     for (int32_t r = 0; r < a->rows; r++) {
         float *out = a->out + ((int64_t)r * a->heads + h) * a->v_dim;
@@ -194,6 +196,7 @@ int tv_cpu_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *args
     struct job job = {
         .args = args,
         .micro = tv_cpu_of(k)->micro,
+        .pool = tv_cpu_of(k)->pool,
         .key_dim = args->nope_dim + args->rope_dim,
         .kv_dim = args->latent_dim + args->rope_dim,
         .scratch_bytes = carve(args, NULL, NULL),

@@ -26,6 +26,7 @@ enum {
 struct job {
     const struct tv_verify_attn *args;
     const struct tv_cpu_micro *micro;
+    struct tv_cpu_pool *pool;
     int32_t dim;
     int32_t block; /* rows of an item */
     size_t scratch_bytes;
@@ -143,6 +144,7 @@ static void attend_tile(const struct job *job, const struct span *span, struct s
     }
     job->micro->mix(count, tokens, latent, p, TV_CPU_TILE, rows, rescale,
                     s->o + (int64_t)from * latent, latent);
+    tv_cpu_pool_step(job->pool);
 }
 
 /* Path from the root to `node`; returns its length. */
@@ -294,6 +296,7 @@ int tv_cpu_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
     struct job job = {
         .args = args,
         .micro = tv_cpu_of(k)->micro,
+        .pool = tv_cpu_of(k)->pool,
         .dim = args->latent_dim + args->rope_dim,
         .block = block_rows(args, tv_cpu_pool_threads(tv_cpu_of(k)->pool)),
         .scratch_bytes = carve(args, NULL, NULL),

@@ -13,7 +13,7 @@ import os
 
 import torch
 
-ABI = 3
+ABI = 4
 F32, BF16 = 0, 1
 LATENT, ROPE = 512, 64
 
@@ -41,7 +41,7 @@ SLOTS = ["alloc", "free", "upload", "download", "fill", "sync", "embed", "rmsnor
          "experts_workspace", "verify_attn", "verify_attn_workspace",
          "verify_attn_naive", "verify_attn_naive_workspace", "prefill_attn",
          "prefill_attn_workspace", "kv_move", "draw", "draw_workspace", "topk",
-         "record_begin", "record_end", "replay", "recording_free", "destroy"]
+         "record_begin", "record_end", "replay", "recording_free", "progress", "destroy"]
 
 
 class Table(ctypes.Structure):

@@ -39,6 +39,80 @@ static void test_create_by_name(void **state)
     }
 }
 
+/* Steps of one operation of `rows` rows. */
+static uint64_t linear_steps(struct tv_kernels *k, int32_t rows, int32_t n)
+{
+    enum { COLS = 256, ROWS_MAX = 64, N_MAX = 1024 };
+    static float x[ROWS_MAX * COLS], w[N_MAX * COLS], y[ROWS_MAX * N_MAX];
+    const struct tv_linear args = {.rows = rows,
+                                   .n = n,
+                                   .k = COLS,
+                                   .groups = 1,
+                                   .x = x,
+                                   .x_row_stride = COLS,
+                                   .w = w,
+                                   .w_dtype = TV_F32,
+                                   .y = y,
+                                   .y_row_stride = N_MAX};
+    uint64_t before = k->progress(k);
+    assert_int_equal(k->linear(k, &args), 0);
+    return k->progress(k) - before;
+}
+
+/* Steps of prefill attention of one row behind `start` others, two heads. */
+static uint64_t prefill_steps(struct tv_kernels *k, int32_t start)
+{
+    enum { HEADS = 2, TOKENS = 1024, NOPE = 16, VALUE = 16 };
+    static float kv[TOKENS * TV_MLA_ROW], up[HEADS * NOPE * TV_MLA_LATENT];
+    static float q[HEADS * (NOPE + TV_MLA_ROPE)], out[HEADS * VALUE];
+    int32_t pages[TOKENS / 64];
+    for (int32_t i = 0; i < TOKENS / 64; i++) {
+        pages[i] = i;
+    }
+    struct tv_prefill_attn args = {.rows = 1,
+                                   .start = start,
+                                   .heads = HEADS,
+                                   .nope_dim = NOPE,
+                                   .rope_dim = TV_MLA_ROPE,
+                                   .v_dim = VALUE,
+                                   .latent_dim = TV_MLA_LATENT,
+                                   .softmax_scale = 0.1f,
+                                   .q = q,
+                                   .k_up = up,
+                                   .v_up = up,
+                                   .w_dtype = TV_F32,
+                                   .kv_pages = kv,
+                                   .kv_dtype = TV_F32,
+                                   .page_count = TOKENS / 64,
+                                   .page_size = 64,
+                                   .page_table = pages,
+                                   .out = out};
+    args.workspace_bytes = k->prefill_attn_workspace(k, &args);
+    args.workspace = k->alloc(k, args.workspace_bytes);
+    assert_non_null(args.workspace);
+    uint64_t before = k->progress(k);
+    assert_int_equal(k->prefill_attn(k, &args), 0);
+    k->free(k, args.workspace);
+    return k->progress(k) - before;
+}
+
+/* Work is counted in steps of bounded size: more of it is more steps, on one thread and on some. */
+static void test_progress_is_counted(void **state)
+{
+    (void)state;
+    for (int32_t threads = 1; threads <= 3; threads++) {
+        const struct tv_kernels_options options = {.threads = threads,
+                                                   .cpu_flags_mask = ~UINT64_C(0)};
+        struct tv_kernels *k = NULL;
+        assert_int_equal(tv_kernels_create("cpu", &options, &k), 0);
+        assert_non_null(k->progress);
+        assert_true(linear_steps(k, 1, 1) >= 1);
+        assert_true(linear_steps(k, 64, 1024) >= 1024 / 64);
+        assert_true(prefill_steps(k, 1023) >= prefill_steps(k, 63) + 2 * 15); /* tiles, heads */
+        k->destroy(k);
+    }
+}
+
 /* A backend that was asked for and is missing is an error with its reason. */
 static void test_missing_cuda_library(void **state)
 {
@@ -263,6 +337,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_create_by_name),
+        cmocka_unit_test(test_progress_is_counted),
         cmocka_unit_test(test_missing_cuda_library),
         cmocka_unit_test(test_mask_forbids_features),
         cmocka_unit_test(test_b27_top_of_a_large_pool),
