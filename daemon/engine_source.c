@@ -87,6 +87,11 @@ static int open_cache(const struct tv_config *config, struct tv_kernels *kernels
                        (long long)page);
         return TV_EXIT_CONFIG;
     }
+    static const enum tv_cache_prefix prefixes[] = {
+        [TV_PREFIX_CACHE_OFF] = TV_CACHE_PREFIX_OFF,
+        [TV_PREFIX_CACHE_ON] = TV_CACHE_PREFIX_EXACT,
+        [TV_PREFIX_CACHE_ROUNDS] = TV_CACHE_PREFIX_ROUNDS,
+    };
     const struct tv_cache_params params = {
         .layers = shape->layers,
         .page_size = config->page_size,
@@ -94,6 +99,7 @@ static int open_cache(const struct tv_config *config, struct tv_kernels *kernels
         .dtype = config->kv_dtype,
         .pages = config->pages > 0 ? config->pages : DEFAULT_SEQUENCES * per_sequence,
         .poison = config->poison,
+        .prefix = prefixes[config->prefix_cache],
     };
     int rc = tv_cache_create(kernels, &params, ret_cache);
     if (rc == 0) {

@@ -124,7 +124,8 @@ struct tv_model_info {
     int has_tokenizer;
     uint8_t tokenizer_sha256[32];
     int32_t vocab, layers, heads, max_len, page_size;
-    int64_t pages_total, pages_free;
+    int64_t pages_total, pages_free; /* free: a round can have them */
+    int64_t pages_cached;            /* of the free ones, those that hold prefixes for reuse */
     struct tv_limits_info limits;
     double noise;
     int32_t verify_us_count;

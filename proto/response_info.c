@@ -100,6 +100,7 @@ void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info)
     tv_write_raw(buf, ",\"pages\":{\"total\":");
     tv_write_int(buf, info->pages_total);
     write_number(buf, "free", info->pages_free);
+    write_number(buf, "cached", info->pages_cached);
     tv_write_raw(buf, "}");
     write_limits(buf, &info->limits);
     write_features(buf);

@@ -40,6 +40,7 @@ static void defaults(struct tv_config *config)
         .admin_port = -1,
         .page_size = 64,
         .kv_dtype = TV_F32,
+        .prefix_cache = TV_PREFIX_CACHE_ON,
         .max_nodes = TV_NODES_DEFAULT,
         .max_depth = TV_DEPTH_DEFAULT,
         .max_sessions = 256,

@@ -16,6 +16,9 @@
 /* At least the number of options; the table's own count is checked against it. */
 #define TV_CONFIG_OPTIONS_MAX 40
 
+/* prefix_cache: off; pages that prefill wrote; those of rounds too. */
+enum { TV_PREFIX_CACHE_OFF, TV_PREFIX_CACHE_ON, TV_PREFIX_CACHE_ROUNDS };
+
 struct tv_config {
     char model[4096];
     char backend[8];      /* "cpu" or "cuda" */
@@ -28,6 +31,7 @@ struct tv_config {
     int64_t pages; /* 0: enough for 8 sequences of max_len */
     int has_kv_dtype;
     enum tv_dtype kv_dtype; /* default f32 on cpu, bf16 on cuda */
+    int prefix_cache;       /* TV_PREFIX_CACHE_... */
     int32_t max_len;        /* 0 = the checkpoint's */
     int32_t max_nodes, max_depth;
     int32_t threads; /* 0 = processors online */

@@ -158,6 +158,29 @@ static void print_kv_dtype(const struct tv_option *option, const struct tv_confi
     (void)fprintf(out, "%s", config->kv_dtype == TV_F32 ? "f32" : "bf16");
 }
 
+static const char *const prefix_cache_names[] = {"off", "on", "rounds"};
+
+static int parse_prefix_cache(const struct tv_option *option, struct tv_config *config,
+                              const char *text, char *reason, size_t reason_bytes)
+{
+    (void)option; /* the only option of its type */
+    for (int i = 0; i <= TV_PREFIX_CACHE_ROUNDS; i++) {
+        if (strcmp(text, prefix_cache_names[i]) == 0) {
+            config->prefix_cache = i;
+            return 0;
+        }
+    }
+    (void)snprintf(reason, reason_bytes, "off, on or rounds is needed");
+    return -EINVAL;
+}
+
+static void print_prefix_cache(const struct tv_option *option, const struct tv_config *config,
+                               FILE *out)
+{
+    (void)option; /* the only option of its type */
+    (void)fprintf(out, "%s", prefix_cache_names[config->prefix_cache]);
+}
+
 /* A probability in decimal notation. */
 static int parse_share(const char *text, double *ret)
 {
@@ -348,6 +371,11 @@ static const struct tv_option table[] = {
      parse_i64, print_i64, AT(pages), 0, INT32_MAX},
     {"kv_dtype", "f32|bf16", "element type of KV rows; default f32 on cpu, bf16 on cuda",
      parse_kv_dtype, print_kv_dtype, AT(kv_dtype), 0, 0},
+    {"prefix_cache", "on|off|rounds",
+     "whole KV pages of prompts are kept and reused while there is room; rounds: those of "
+     "committed "
+     "rounds too, whose rows differ from a prompt's by noise",
+     parse_prefix_cache, print_prefix_cache, AT(prefix_cache), 0, 0},
     INT("max_len", max_len, 0, INT32_MAX, "context limit; 0: the checkpoint's"),
     INT("max_nodes", max_nodes, 1, TV_ENGINE_NODES_MAX, "nodes of one tree, node 0 included"),
     INT("max_depth", max_depth, 1, TV_ENGINE_NODES_MAX, "depth of one tree"),

@@ -28,6 +28,7 @@ void tv_sched_job_destroy(struct job *job)
         free(job->parity);
     }
     tv_sched_blocks_finish(&job->blocks);
+    free(job->borders);
     free(job);
 }
 
@@ -226,17 +227,6 @@ static int check_create(struct tv_sched *sched, struct job *job, struct tv_probl
     return 0;
 }
 
-/* Of a prompt that came with the digest it should have; long ones are not hashed under the lock. */
-static void prompt_digest(const struct tv_sched *sched, struct job *job)
-{
-    const struct tv_request *request = &job->call->request;
-    tv_digest_start(&job->digest, sched->table.params.model_id, request->cache_salt,
-                    (size_t)request->cache_salt_bytes);
-    for (int32_t i = 0; i < request->token_count; i++) {
-        tv_digest_push(&job->digest, request->tokens[i]);
-    }
-}
-
 /* Tokens that the round may commit at most. */
 static int32_t commit_max(const struct tv_request *request)
 {
@@ -401,6 +391,12 @@ static struct job *job_create(struct tv_sched *sched, struct tv_call *call)
     return job;
 }
 
+/* A call that begins with a prompt of its own. */
+static int has_prompt(const struct tv_request *request)
+{
+    return request->token_count > 0 && request->session[0] == '\0';
+}
+
 int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_problem problem = {0};
@@ -410,8 +406,10 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
         tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the call");
         return 0;
     }
-    if (call->request.kind == TV_CALL_CREATE && call->request.has_expected_digest) {
-        prompt_digest(sched, job);
+    if (has_prompt(&call->request) && tv_sched_prefix_hash(sched, job) != 0) {
+        tv_sched_job_destroy(job);
+        tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the prompt's digests");
+        return 0;
     }
     tv_sched_lock(sched);
     if (call->request.kind == TV_CALL_CREATE) {

@@ -171,6 +171,7 @@ static void release(struct tv_sched *sched, struct job *job)
 void tv_sched_job_answer(struct tv_sched *sched, struct job *job, int http_status,
                          const char *content_type, struct tv_buf *body)
 {
+    tv_sched_prefix_publish(sched, job);
     tv_sched_job_close(sched, job);
     tv_sched_lock(sched);
     tv_sched_job_list_remove(&sched->running, job);
@@ -295,6 +296,7 @@ void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
         tv_sched_job_fail(sched, job, code, "the answer could not be written");
         return;
     }
+    tv_sched_prefix_publish(sched, job);
     if (job->session == NULL) {
         tv_sched_job_close(sched, job);
     }

@@ -41,7 +41,8 @@ static void cache_facts(const struct tv_engine *engine, struct tv_model_info *in
         struct tv_cache_counts counts;
         tv_cache_counts(engine->cache, &counts);
         info->pages_total = counts.total;
-        info->pages_free = counts.free;
+        info->pages_free = counts.free + counts.cached; /* as in kv-full: a round can have them */
+        info->pages_cached = counts.cached;
         info->kv_dtype = tv_cache_params(engine->cache)->dtype == TV_F32 ? "f32" : "bf16";
     }
 }

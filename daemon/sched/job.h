@@ -80,6 +80,8 @@ struct job {
     int32_t *tokens; /* prefill: the request's, or owned when keep_pending put one before */
     int owns_tokens;
     int32_t token_count, token_done;
+    struct tv_digest *borders; /* [border_count], owned: of the prompt's whole pages; NULL: none */
+    int32_t border_count;
     struct tv_round_rule rule;
 
     struct tv_tree step; /* decode: the one-node tree of the next step, on step_ arrays */
@@ -183,6 +185,14 @@ int64_t tv_sched_deadline(const struct tv_call *call);
 void tv_sched_job_waiters(struct job *job);
 /* With the lock: the first call of a queued job leaves it to the next one, which exists. */
 void tv_sched_job_pass_on(struct job *job);
+
+/* prefix.c. hash: a prompt's digests, without the lock: long ones take a while. 0 or -ENOMEM;
+ * leaves the whole prompt's digest in job->digest when it has an expected one. */
+int tv_sched_prefix_hash(const struct tv_sched *sched, struct job *job);
+/* The worker thread. adopt: an empty context gets the known pages of the job's prompt. 0, -ENOMEM.
+ * publish: before its commit, a job that succeeds lets others find the pages it has filled. */
+int tv_sched_prefix_adopt(struct tv_sched *sched, struct job *job);
+void tv_sched_prefix_publish(struct tv_sched *sched, struct job *job);
 
 /* worker.c, launch.c, prefill.c, parity.c: the worker thread, without the lock. */
 void *tv_sched_worker_main(void *context);

@@ -17,7 +17,8 @@ static int begin(struct tv_sched *sched, struct job *job)
     if (job->round.kind == TV_CALL_ONESHOT) {
         tv_digest_start(&job->digest, sched->table.params.model_id, "", 0);
     }
-    return sched->engine->ops->context_open(sched->engine, &job->context);
+    int rc = sched->engine->ops->context_open(sched->engine, &job->context);
+    return rc != 0 ? rc : tv_sched_prefix_adopt(sched, job);
 }
 
 /* Create and extend end here; the others go on with their tree. */

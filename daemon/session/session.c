@@ -65,6 +65,15 @@ void tv_session_stage(struct tv_session *session, int32_t offset, const int32_t 
     }
 }
 
+void tv_session_stage_known(struct tv_session *session, const int32_t *tokens, int32_t count,
+                            const struct tv_digest *borders)
+{
+    size_t pages = (size_t)(count / session->table->params.page_size);
+    assert(session->len == 0 && count <= session->token_capacity && pages > 0);
+    memcpy(session->tokens, tokens, (size_t)count * sizeof *tokens);
+    memcpy(session->borders, borders, pages * sizeof *borders);
+}
+
 void tv_session_commit(struct tv_session *session, int32_t count, const struct tv_digest *digest,
                        int32_t pending, enum tv_finish finish)
 {

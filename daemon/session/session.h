@@ -170,6 +170,9 @@ int tv_session_reserve(struct tv_session *session, int32_t count);
  * and advance *digest (the session's own at offset 0). Nobody sees them before the commit. */
 void tv_session_stage(struct tv_session *session, int32_t offset, const int32_t *tokens,
                       int32_t count, struct tv_digest *digest);
+/* The same at offset 0 of an empty session, for whole pages whose digests are known. */
+void tv_session_stage_known(struct tv_session *session, const int32_t *tokens, int32_t count,
+                            const struct tv_digest *borders);
 /* Make `count` staged tokens committed. */
 void tv_session_commit(struct tv_session *session, int32_t count, const struct tv_digest *digest,
                        int32_t pending, enum tv_finish finish);

@@ -259,7 +259,7 @@ class FullPoolTest(unittest.TestCase):
             caller = Caller(daemon)
             pages = caller.call("GET", "/v1/model").json["pages"]
             first = caller.session(tokens=list(range(1, 63)))
-            other = caller.session(tokens=list(range(1, 48)))
+            other = caller.session(tokens=list(range(101, 148)))  # shares no page with the first
             left = caller.call("GET", "/v1/model").json["pages"]["free"]
             self.assertEqual((left, pages["free"]), (2, 9))  # the self-test keeps three of the twelve
             path = f"/v1/sessions/{first['session']}"

@@ -119,6 +119,7 @@ static void encode_model(struct tv_buf *buf, const struct tv_json_value *root)
                                  .page_size = (int32_t)number(root, "page_size"),
                                  .pages_total = number(pages, "total"),
                                  .pages_free = number(pages, "free"),
+                                 .pages_cached = number(pages, "cached"),
                                  .limits = read_limits(need(root, "limits")),
                                  .noise = real(root, "noise"),
                                  .verify_us = (const int64_t(*)[2])costs};
