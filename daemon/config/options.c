@@ -392,8 +392,9 @@ static const struct tv_option table[] = {
      AT(api_key_file), TEXT(api_key_file)},
     INT("max_sessions", max_sessions, 1, 1 << 20, "open sessions"),
     INT("queue_max", queue_max, 1, 1 << 20, "calls that may wait for the worker"),
-    INT("launch_max_s", launch_max_s, 1, 3600,
-        "seconds in one engine call after which readiness fails"),
+    INT("launch_max_s", launch_max_s, 0, 3600,
+        "seconds without progress in an engine call after which readiness fails; 0: 4 where the "
+        "backend counts its progress (cpu), 30 for a whole call elsewhere"),
     BYTES("body_bytes", body_bytes, 1024, 1 << 30,
           "largest body of verify and the other small calls"),
     BYTES("body_bytes_large", body_bytes_large, 1024, 1 << 30,

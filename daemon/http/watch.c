@@ -136,6 +136,9 @@ static void *watch_main(void *context)
         (void)nanosleep(&pause, NULL); /* an interrupted pause is only a shorter one */
         (void)pthread_mutex_lock(&http->lock);
         tick(http);
+        if (!http->closing) {
+            tv_sched_progress_look(http->sched);
+        }
         watching = http->watching;
         (void)pthread_mutex_unlock(&http->lock);
     }

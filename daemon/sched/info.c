@@ -94,11 +94,34 @@ static void check_set(struct tv_ready_check *check, const char *name, int ok, co
     va_end(args);
 }
 
+int64_t tv_sched_stalled_us(struct tv_sched *sched, int64_t now_us)
+{
+    const struct tv_engine *engine = sched->engine;
+    uint64_t steps = sched->progress_steps;
+    if (sched->launch_start_us == 0) {
+        return 0;
+    }
+    if (engine->ops->progress != NULL && engine->ops->progress(engine, &steps) &&
+        steps != sched->progress_steps) {
+        sched->progress_steps = steps;
+        sched->progress_us = now_us;
+    }
+    return now_us - sched->progress_us;
+}
+
+void tv_sched_progress_look(struct tv_sched *sched)
+{
+    tv_sched_lock(sched);
+    (void)tv_sched_stalled_us(sched, tv_clock_us()); /* what it notes is what is wanted */
+    tv_sched_unlock(sched);
+}
+
 int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
 {
     const struct tv_engine *engine = sched->engine;
-    int64_t start_us = sched->launch_start_us;
-    int64_t age_us = start_us > 0 ? tv_clock_us() - start_us : 0;
+    int64_t now_us = tv_clock_us();
+    int64_t age_us = sched->launch_start_us > 0 ? now_us - sched->launch_start_us : 0;
+    int64_t stalled_us = tv_sched_stalled_us(sched, now_us);
     int ready = 1;
     check_set(&checks[0], "model", 1, "%s",
               engine->model != NULL ? tv_model_name(engine->model) : "fixed");
@@ -109,9 +132,9 @@ int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
     if (!sched->worker_alive) {
         check_set(&checks[3], "worker", 0, "ended");
     } else {
-        check_set(&checks[3], "worker", age_us <= sched->launch_us_max,
-                  "in the engine for %lld ms; %d calls wait", (long long)(age_us / 1000),
-                  sched->queue_count);
+        check_set(&checks[3], "worker", stalled_us <= sched->launch_us_max,
+                  "in the engine for %lld ms, %lld ms without progress; %d calls wait",
+                  (long long)(age_us / 1000), (long long)(stalled_us / 1000), sched->queue_count);
     }
     check_set(&checks[4], "draining", !sched->draining, "%s", sched->draining ? "yes" : "no");
     for (int i = 0; i < TV_SCHED_CHECKS; i++) {
@@ -137,8 +160,7 @@ static int answer_ready(struct tv_sched *sched, struct tv_call *call)
     int waits = 0;
     tv_sched_lock(sched);
     int fresh = sched->self_test_us > 0 && now_us - sched->self_test_us < TV_SCHED_DEEP_US;
-    int stuck = !sched->worker_alive || (sched->launch_start_us > 0 &&
-                                         now_us - sched->launch_start_us > sched->launch_us_max);
+    int stuck = !sched->worker_alive || tv_sched_stalled_us(sched, now_us) > sched->launch_us_max;
     if (call->request.deep && !fresh && !stuck && !sched->stopping) {
         call->next = sched->deep;
         sched->deep = call;

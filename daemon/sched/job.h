@@ -20,6 +20,9 @@
 #define TV_SCHED_DEEP_US 1000000
 /* The worker looks at leases at least this often. */
 #define TV_SCHED_SWEEP_US 1000000
+/* Defaults of launch_max_s: seconds without progress where it is counted, and of a whole call. */
+#define TV_SCHED_STALL_S 4
+#define TV_SCHED_CALL_S  30
 /* Answers beside inline blocks: a decode of 1,024 tokens, a list of every session, a tail. */
 #define TV_SCHED_REPLY_BYTES (8u << 20)
 
@@ -114,7 +117,7 @@ struct tv_sched {
     struct tv_shadow *shadow;
     struct tv_request_limits limits;
     struct tv_limits_info limits_info;
-    int64_t launch_us_max;    /* a worker inside one engine call for longer is not ready */
+    int64_t launch_us_max;    /* an engine call without progress for longer is not ready */
     const char *http_library; /* NULL until the listeners say; not changed later */
 
     struct tv_sessions table; /* its lock guards everything below but what says otherwise */
@@ -135,6 +138,8 @@ struct tv_sched {
     int64_t self_test_us;    /* when it last ended */
     int launch_rc;           /* of the last launch; 0 or why the device is doubted */
     int64_t launch_start_us; /* 0: the worker is outside the engine */
+    uint64_t progress_steps; /* the engine's count when it was last looked at */
+    int64_t progress_us;     /* when it was first seen there */
     struct curve_point curve[TV_SCHED_CURVE_POINTS];
 
     /* The worker's own. */
@@ -214,6 +219,8 @@ int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request
 void *tv_sched_comparer_main(void *context);
 /* info.c: the worker thread, without the lock. */
 void tv_sched_self_test_run(struct tv_sched *sched);
+/* With the lock: microseconds that an engine call has gone without progress; 0 outside of one. */
+int64_t tv_sched_stalled_us(struct tv_sched *sched, int64_t now_us);
 /* With the lock: fill the checks; 1 when all hold. */
 #define TV_SCHED_CHECKS 5
 int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks);

@@ -12,6 +12,7 @@ void tv_sched_engine_enter(struct tv_sched *sched)
 {
     tv_sched_lock(sched);
     sched->launch_start_us = tv_clock_us();
+    sched->progress_us = sched->launch_start_us;
     tv_sched_unlock(sched);
 }
 

@@ -259,6 +259,18 @@ const struct tv_request_limits *tv_sched_limits(const struct tv_sched *sched)
     return &sched->limits;
 }
 
+/* Unset: short where progress within a call is counted; a whole call may take its time. */
+static int64_t launch_us_max(const struct tv_config *config, const struct tv_engine *engine)
+{
+    uint64_t steps;
+    int64_t limit_s = config->launch_max_s;
+    if (limit_s == 0) {
+        int counted = engine->ops->progress != NULL && engine->ops->progress(engine, &steps);
+        limit_s = counted ? TV_SCHED_STALL_S : TV_SCHED_CALL_S;
+    }
+    return limit_s * 1000000;
+}
+
 static void limits_settle(struct tv_sched *sched)
 {
     const struct tv_config *config = sched->config;
@@ -330,7 +342,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     sched->config = config;
     sched->engine = engine;
     sched->shadow = shadow;
-    sched->launch_us_max = (int64_t)config->launch_max_s * 1000000;
+    sched->launch_us_max = launch_us_max(config, engine);
     atomic_init(&sched->parity_stop, 0);
     (void)pthread_mutex_init(&sched->handover, NULL); /* default attributes cannot fail */
     tv_sched_job_list_init(&sched->queue);

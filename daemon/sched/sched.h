@@ -61,6 +61,9 @@ void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem);
 /* Draining: readiness fails at once, and no round waits for an oracle any more. When refuse is set,
  * new work and comparisons under way are refused with 503 too. */
 void tv_sched_drain(struct tv_sched *sched, int draining, int refuse);
+/* Look whether an engine call under way makes progress; what readiness says is at most as old as
+ * the last look. Any thread, a few times a second. */
+void tv_sched_progress_look(struct tv_sched *sched);
 /* Calls queued or running. */
 int32_t tv_sched_in_flight(struct tv_sched *sched);
 /* What the decoder needs; immutable. */

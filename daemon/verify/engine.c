@@ -310,6 +310,16 @@ static int engine_self_test(struct tv_engine *engine, char *detail, size_t detai
     return tv_engine_self_test_repeat((struct tv_verify_engine *)engine, detail, detail_bytes);
 }
 
+static int engine_progress(const struct tv_engine *engine, uint64_t *ret_steps)
+{
+    const struct tv_kernels *kernels = engine->kernels;
+    if (kernels->progress == NULL) {
+        return 0;
+    }
+    *ret_steps = kernels->progress(kernels);
+    return 1;
+}
+
 static void device_free(struct tv_kernels *kernels, void *device)
 {
     if (device != NULL) {
@@ -359,6 +369,7 @@ static const struct tv_engine_ops engine_ops = {
     .prefill = engine_prefill,
     .verify = engine_verify,
     .self_test = engine_self_test,
+    .progress = engine_progress,
     .destroy = engine_destroy,
 };
 

@@ -89,6 +89,9 @@ struct tv_engine_ops {
                   struct tv_round_out *out);
     /* Repeat the start's self-test and compare its logits' hash. 0, or negative errno. */
     int (*self_test)(struct tv_engine *engine, char *detail, size_t detail_bytes);
+    /* 1 and *ret_steps: how much work the calls above have done so far, modulo 2^64; it moves while
+     * one runs, however long that takes. 0: not counted. NULL: the same. Any thread. */
+    int (*progress)(const struct tv_engine *engine, uint64_t *ret_steps);
     void (*destroy)(struct tv_engine *engine);
 };
 

@@ -11,7 +11,7 @@ import time
 import unittest
 
 import harness
-from harness import Caller, FixedDaemon
+from harness import Caller, FixedDaemon, request_bytes, round_body, verify_path, wait_until
 
 EXIT_CHECKPOINT, EXIT_FAULT = 65, 70
 HUGE = {"BF16": b"\x96\x7e", "F32": struct.pack("<f", 1e38)}
@@ -19,6 +19,7 @@ VARIANT = os.path.join(os.environ["TV_GOLDEN_DIR"], "model_variants", "v3-all-de
 FAULTS = ("scale-both", "scale-verify", "scale-prefill", "rope-verify", "rope-both", "value-heads", "absorb-heads", "router")
 PLANTED = os.environ["TREEVERIFYD_PLANTED"]
 MODEL = os.environ["TV_MODEL_DIR"]
+SANITIZED = os.environ.get("TV_SANITIZE", "none") != "none"  # the tools' own time is not judged
 FRESH_S = 1.0  # for so long the last deep check's result is told again
 
 
@@ -59,6 +60,38 @@ class StartTest(unittest.TestCase):
                     self.assertEqual(ended.returncode, EXIT_FAULT, ended.stderr)
                     self.assertEqual(ended.stdout, "")
                     self.assertIn("self-test: logits against the path oracle", ended.stderr)
+
+    def test_r16_a_stuck_kernel_ends_readiness_in_five_seconds(self):
+        """With the default limit; a launch that moves again is ready again."""
+        with tempfile.TemporaryDirectory() as folder:
+            switch = os.path.join(folder, "on")
+            harness.PROGRAM = PLANTED
+            daemon = FixedDaemon("--threads", "1", env={"TV_PLANT": "stuck", "TV_PLANT_FILE": switch})
+            daemon.model = MODEL
+            with daemon:
+                caller, probe = Caller(daemon), Caller(daemon, True)
+                state = caller.session()
+                with open(switch, "w", encoding="ascii"):
+                    pass
+                began = time.monotonic()
+                body = json.dumps(round_body(state)).encode()
+                caller.sock.sendall(request_bytes("POST", verify_path(state), body))
+                wait_until(lambda: probe.call("GET", "/readyz").status == 503, 60, "readiness fails")
+                seconds = time.monotonic() - began
+                checks = {check["name"]: check for check in probe.call("GET", "/readyz").json["checks"]}
+                self.assertFalse(checks["worker"]["ok"])
+                self.assertIn("without progress", checks["worker"]["detail"])
+                self.assertEqual(probe.call("GET", "/readyz?deep=1").status, 503)  # and nobody waits for the worker
+                self.assertEqual(probe.call("GET", "/healthz").status, 200)
+                print(f"not ready {seconds:.2f} s after the round was sent")
+                self.assertGreater(seconds, 3.5)
+                if not SANITIZED:
+                    self.assertLess(seconds, 5.0)
+                os.unlink(switch)
+                self.assertEqual(caller.reader.answer("POST").status, 200)
+                self.assertEqual(probe.call("GET", "/readyz").status, 200)
+                caller.close()
+                probe.close()
 
     def test_a_fault_after_the_start_ends_readiness_b54(self):
         with tempfile.TemporaryDirectory() as folder:

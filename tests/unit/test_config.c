@@ -82,7 +82,7 @@ static void test_defaults(void **state)
     assert_int_equal(config.kv_dtype, TV_F32);
     assert_int_equal(config.max_nodes, 256);
     assert_int_equal(config.max_depth, 64);
-    assert_int_equal(config.launch_max_s, 30);
+    assert_int_equal(config.launch_max_s, 0);
     assert_int_equal(config.drain_grace_s, 10);
     assert_int_equal(config.drain_max_s, 30);
     assert_int_equal(config.body_bytes, 1 << 20);
