@@ -85,12 +85,37 @@ static TV_REQUEST_READER(read_round_rule)
     ((struct tv_request *)base)->has_rule = 1;
     return tv_request_read_rule(reader, value, field, base);
 }
+#define ROUND_RULE                                                                                 \
+    {                                                                                              \
+        "rule", 0, read_round_rule, AT(rule), 0, 0                                                 \
+    }
 static const struct tv_request_field verify_fields[] = {
     SEQ,          EPOCH,
     EXPECTED_LEN, EXPECTED_DIGEST,
-    TREE(1),      {"rule", 0, read_round_rule, AT(rule), 0, 0},
-    WANT,         DEADLINE,
-    LEASE(0),     ACK,
+    TREE(1),      {"if", 0, tv_request_read_if, 0, 0, 0},
+    ROUND_RULE,   WANT,
+    DEADLINE,     LEASE(0),
+    ACK,
+};
+static TV_REQUEST_READER(read_optional_len)
+{
+    ((struct tv_request *)base)->len_implied = 0;
+    return tv_request_read_int32(reader, value, field, base);
+}
+/* Alternatives stand instead of a tree, of its guess and of what that implies. */
+static const struct tv_request_field alternatives_fields[] = {
+    SEQ,
+    EPOCH,
+    {"expected_len", 0, read_optional_len, AT(expected_len), 0, INT31_MAX},
+    {"expected_digest", 0, tv_request_refuse_beside, 0, 0, 0},
+    {"tree", 0, tv_request_refuse_beside, 0, 0, 0},
+    {"if", 1, tv_request_read_if_seq, 0, 0, 0},
+    {"alternatives", 1, tv_request_read_alternatives, 0, 0, 0},
+    ROUND_RULE,
+    WANT,
+    DEADLINE,
+    LEASE(0),
+    ACK,
 };
 static const struct tv_request_field extend_fields[] = {
     TOKENS,
@@ -251,6 +276,21 @@ static int read_score(struct tv_request_reader *reader, const struct tv_json_val
     return read_oneshot(reader, root, score_fields, COUNT_OF(score_fields));
 }
 
+static int read_verify(struct tv_request_reader *reader, const struct tv_json_value *root)
+{
+    struct tv_request *request = reader->request;
+    int rc;
+
+    if (tv_json_member(root, "alternatives") != NULL) {
+        request->len_implied = 1;
+        rc = tv_request_read_object(reader, root, alternatives_fields,
+                                    COUNT_OF(alternatives_fields), request);
+    } else {
+        rc = tv_request_read_object(reader, root, verify_fields, COUNT_OF(verify_fields), request);
+    }
+    return rc < 0 ? rc : tv_request_check_if(reader);
+}
+
 static int read_body(struct tv_request_reader *reader, const struct tv_json_value *root)
 {
     struct tv_request *request = reader->request;
@@ -262,8 +302,7 @@ static int read_body(struct tv_request_reader *reader, const struct tv_json_valu
         rc = read_prompt(reader, root, create_fields, COUNT_OF(create_fields), 0);
         return rc < 0 ? rc : check_context(reader);
     case TV_CALL_VERIFY:
-        return tv_request_read_object(reader, root, verify_fields, COUNT_OF(verify_fields),
-                                      request);
+        return read_verify(reader, root);
     case TV_CALL_EXTEND:
         return read_prompt(reader, root, extend_fields, COUNT_OF(extend_fields), 0);
     case TV_CALL_DECODE:
@@ -318,11 +357,20 @@ int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_byte
     return 0;
 }
 
+const struct tv_tree *tv_request_tree(const struct tv_request *request, int32_t alternative)
+{
+    return alternative < 0 ? &request->tree : &request->alternatives[alternative].tree;
+}
+
 void tv_request_finish(struct tv_request *request)
 {
     if (request == NULL) {
         return;
     }
+    for (int32_t i = 0; i < request->alternative_count; i++) {
+        tv_tree_finish(&request->alternatives[i].tree);
+    }
+    free(request->alternatives);
     free(request->tokens);
     free(request->want.rows.nodes);
     free(request->want.logits_rows.nodes);

@@ -73,13 +73,24 @@ struct tv_want {
     int shadow;
 };
 
+/* Where the round before may end: at this node, with this token pending. */
+struct tv_guess {
+    int32_t leaf, pending;
+};
+/* One of several such guesses, with the tree that it asks for. */
+struct tv_alternative {
+    struct tv_guess guess;
+    struct tv_tree tree; /* owned */
+};
+
 /* One decoded call. Which members count depends on kind; the rest is zero. */
 struct tv_request {
     enum tv_call_kind kind;
     char session[32]; /* "s_" + 22 characters, or "" */
 
     int32_t seq;
-    char epoch[17]; /* "" when absent */
+    char epoch[17];  /* "" when absent */
+    int len_implied; /* alternatives without expected_len: whichever runs says it */
     int32_t expected_len;
     int has_expected_digest;
     uint8_t expected_digest[16];
@@ -102,6 +113,11 @@ struct tv_request {
 
     int has_tree;
     struct tv_tree tree;
+    int has_if; /* verify: runs only when round seq - 1 ends as guessed */
+    int32_t if_seq;
+    struct tv_guess guess;               /* of `tree`; unused with alternatives */
+    struct tv_alternative *alternatives; /* [alternative_count], owned; instead of `tree` */
+    int32_t alternative_count;
     struct tv_want want;
     int32_t deadline_ms, lease_s; /* lease_s 0 = absent */
     int32_t ack;                  /* 0 = absent */
@@ -135,6 +151,8 @@ int tv_request_query(struct tv_request *request, const char *name, const char *v
 /* SHA-256 over the canonical form of a decoded request, into body_hash. The decoder has done it;
  * again when a default was resolved that only the session knows. */
 void tv_request_hash(struct tv_request *request);
+/* The tree of a verify; alternative < 0: the only one. */
+const struct tv_tree *tv_request_tree(const struct tv_request *request, int32_t alternative);
 void tv_request_finish(struct tv_request *request);
 
 #endif

@@ -67,6 +67,12 @@ TV_REQUEST_READER(tv_request_read_sampling);
 TV_REQUEST_READER(tv_request_read_stop);
 TV_REQUEST_READER(tv_request_read_tree);
 TV_REQUEST_READER(tv_request_read_want);
+TV_REQUEST_READER(tv_request_read_if);           /* seq, leaf, pending */
+TV_REQUEST_READER(tv_request_read_if_seq);       /* beside alternatives: seq alone */
+TV_REQUEST_READER(tv_request_read_alternatives); /* each with its guess and its tree */
+TV_REQUEST_READER(tv_request_refuse_beside);     /* what alternatives stand instead of */
+/* What seq, the guesses and the trees of a conditional verify say of each other. */
+int tv_request_check_if(struct tv_request_reader *reader);
 
 /* 0 when text is one of the names, -EINVAL otherwise. */
 int tv_request_dtype_from(const char *text, enum tv_tensor_dtype *ret_dtype);

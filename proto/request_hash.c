@@ -107,6 +107,23 @@ static void put_fixed(struct gather *gather, const struct tv_request *request)
     put32(gather, want->logits_fetch);
     put32(gather, want->shadow);
     put32(gather, request->has_tree);
+    put32(gather, request->len_implied);
+    put32(gather, request->has_if);
+    put32(gather, request->if_seq);
+    put32(gather, request->guess.leaf);
+    put32(gather, request->guess.pending);
+    put32(gather, request->alternative_count);
+}
+
+static void hash_alternative(struct sha256_ctx *hash, const struct tv_alternative *alternative)
+{
+    struct gather gather = {.used = 0};
+
+    put32(&gather, alternative->guess.leaf);
+    put32(&gather, alternative->guess.pending);
+    sha256_update(hash, gather.used, gather.bytes);
+    hash_ints(hash, alternative->tree.tokens, alternative->tree.count);
+    hash_ints(hash, alternative->tree.parents, alternative->tree.count);
 }
 
 void tv_request_hash(struct tv_request *request)
@@ -123,5 +140,8 @@ void tv_request_hash(struct tv_request *request)
     hash_rows(&hash, &request->want.logits_rows);
     hash_ints(&hash, request->tree.tokens, request->tree.count);
     hash_ints(&hash, request->tree.parents, request->tree.count);
+    for (int32_t i = 0; i < request->alternative_count; i++) {
+        hash_alternative(&hash, &request->alternatives[i]);
+    }
     sha256_digest(&hash, sizeof(request->body_hash), request->body_hash);
 }

@@ -57,14 +57,29 @@ static int word_of(struct tv_request_reader *reader, const struct tv_json_value 
     return 0;
 }
 
-/* Every listed node exists and is listed once. */
+/* The trees that the round may run: its own, or those of its alternatives. */
+static int32_t tree_count(const struct tv_request *request)
+{
+    return request->alternative_count > 0 ? request->alternative_count : 1;
+}
+
+static const struct tv_tree *tree_at(const struct tv_request *request, int32_t i)
+{
+    return tv_request_tree(request, request->alternative_count > 0 ? i : -1);
+}
+
+/* Every listed node exists, in whichever tree runs, and is listed once. */
 static int check_nodes(struct tv_request_reader *reader, const struct tv_rows *rows)
 {
-    int32_t nodes = reader->request->tree.count, i;
+    int32_t nodes = tree_at(reader->request, 0)->count, i;
     uint8_t listed[TV_ENGINE_NODES_MAX] = {0};
 
     if (rows->count == 0) {
         return tv_request_refuse(reader, TV_WRONG_VALUE, "an empty list of nodes");
+    }
+    for (i = 1; i < tree_count(reader->request); i++) {
+        int32_t count = tree_at(reader->request, i)->count;
+        nodes = count < nodes ? count : nodes;
     }
     for (i = 0; i < rows->count; i++) {
         int32_t node = rows->nodes[i];
@@ -189,10 +204,9 @@ static uint64_t rows_most(const struct tv_rows *rows, const struct tv_tree *tree
     }
 }
 
-/* Whether the blocks fit must not depend on the outcome, so the longest path counts. */
-static int check_inline(struct tv_request_reader *reader, const struct tv_want *want)
+static int check_inline_tree(struct tv_request_reader *reader, const struct tv_want *want,
+                             const struct tv_tree *tree)
 {
-    const struct tv_tree *tree = &reader->request->tree;
     uint64_t bytes = 0;
 
     if (want->logits && !want->logits_fetch) {
@@ -208,6 +222,17 @@ static int check_inline(struct tv_request_reader *reader, const struct tv_want *
             (unsigned long long)bytes, (unsigned long long)reader->limits->inline_bytes);
     }
     return 0;
+}
+
+/* Whether the blocks fit must not depend on the outcome, so the longest path counts. */
+static int check_inline(struct tv_request_reader *reader, const struct tv_want *want)
+{
+    int rc = 0;
+
+    for (int32_t i = 0; i < tree_count(reader->request) && rc == 0; i++) {
+        rc = check_inline_tree(reader, want, tree_at(reader->request, i));
+    }
+    return rc;
 }
 
 static TV_REQUEST_READER(read_top_k)

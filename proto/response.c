@@ -269,6 +269,9 @@ void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int repla
     tv_write_raw(buf, ",\"status\":");
     tv_write_text(buf, round->finish == TV_FINISH_NONE ? "committed" : "finished");
     tv_write_raw(buf, ",");
+    if (round->has_alternative) {
+        tv_buf_printf(buf, "\"alternative\":%d,", (int)round->alternative);
+    }
     write_outcome(buf, round);
     tv_write_raw(buf, ",\"next_seq\":");
     tv_write_int(buf, round->next_seq);
@@ -282,6 +285,27 @@ void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int repla
     tv_write_raw(buf, ",\"replayed\":");
     tv_write_flag(buf, replayed);
     tv_write_raw(buf, "}");
+}
+
+void tv_encode_skipped(struct tv_buf *buf, const struct tv_skipped *skipped, size_t *ret_outcome_at)
+{
+    tv_write_raw(buf, "{\"seq\":");
+    tv_write_int(buf, skipped->seq);
+    tv_write_raw(buf, ",\"status\":\"skipped\",\"outcome\":");
+    *ret_outcome_at = buf->bytes;
+    tv_buf_append(buf, skipped->outcome, skipped->outcome_bytes);
+    tv_write_raw(buf, ",\"pending\":");
+    tv_write_int(buf, skipped->pending);
+    tv_write_raw(buf, ",\"new_tokens\":[],\"committed_len\":");
+    tv_write_int(buf, skipped->committed_len);
+    tv_write_raw(buf, ",\"digest\":");
+    tv_write_hex(buf, skipped->digest, sizeof(skipped->digest));
+    tv_write_raw(buf, ",\"next_seq\":");
+    tv_write_int(buf, skipped->next_seq);
+    tv_write_finish(buf, skipped->finish);
+    tv_write_raw(buf, ",\"lease_expires_at\":");
+    tv_write_time(buf, skipped->lease_expires_unix_ms);
+    tv_write_raw(buf, ",\"replayed\":false}");
 }
 
 int tv_encode_mark_replayed(struct tv_buf *buf)

@@ -90,6 +90,8 @@ struct tv_round {
     char session[32], epoch[17];
     int32_t seq;
     enum tv_finish finish; /* status is "finished" when set */
+    int has_alternative;   /* verify: which of the request's alternatives ran */
+    int32_t alternative;
     int32_t accepted_count;
     const int32_t *accepted_nodes, *accepted_tokens; /* [accepted_count]; verify, one-shot */
     int32_t pending;
@@ -113,6 +115,17 @@ struct tv_round {
     double accept_len_mean;
     int64_t queue_us, gpu_us, total_us;
     int32_t batch;
+    int64_t lease_expires_unix_ms;
+};
+
+/* The answer of a conditional round whose guess did not hold: the session as the round before left
+ * it, with that one's answer. */
+struct tv_skipped {
+    int32_t seq, pending, committed_len, next_seq;
+    uint8_t digest[16];
+    enum tv_finish finish;
+    const char *outcome; /* JSON text, [outcome_bytes] */
+    size_t outcome_bytes;
     int64_t lease_expires_unix_ms;
 };
 
@@ -167,6 +180,9 @@ struct tv_parity_totals {
 
 /* Each appends one complete JSON text; the buffer's `failed` tells the outcome. */
 void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int replayed);
+/* *ret_outcome_at: where the outcome's text stands in the buffer. */
+void tv_encode_skipped(struct tv_buf *buf, const struct tv_skipped *skipped,
+                       size_t *ret_outcome_at);
 /* Turn a stored round answer into its replay in place ("replayed":false -> true at the end). */
 int tv_encode_mark_replayed(struct tv_buf *buf);
 void tv_encode_session_state(struct tv_buf *buf, const struct tv_session_state *state);

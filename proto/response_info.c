@@ -68,7 +68,7 @@ static void write_features(struct tv_buf *buf)
                  ",\"rules\":[\"target_walk\",\"greedy\"],\"features\":["
                  "\"sessions\",\"verify\",\"extend\",\"decode\",\"renew\",\"oneshot\",\"score\","
                  "\"tokens_b64\",\"want.top_k\",\"want.logprobs\",\"want.logits\","
-                 "\"want.logits.fetch\",\"want.shadow\",\"parity\"]"
+                 "\"want.logits.fetch\",\"want.shadow\",\"parity\",\"if\",\"alternatives\"]"
                  ",\"logits\":\"raw\",\"logprobs\":\"filtered\",\"noise\":");
 }
 

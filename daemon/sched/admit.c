@@ -228,11 +228,11 @@ static int check_create(struct tv_sched *sched, struct job *job, struct tv_probl
 }
 
 /* Tokens that the round may commit at most. */
-static int32_t commit_max(const struct tv_request *request)
+static int32_t commit_max(const struct tv_request *request, int32_t alternative)
 {
     switch (request->kind) {
     case TV_CALL_VERIFY:
-        return request->tree.depth + 1;
+        return tv_request_tree(request, alternative)->depth + 1;
     case TV_CALL_DECODE:
         return request->max_tokens;
     default:
@@ -273,6 +273,53 @@ static void rule_resolve(struct tv_request *request, const struct tv_session *se
     }
 }
 
+int tv_sched_round_begin(struct job *job, struct tv_session *session, struct tv_problem *problem)
+{
+    const struct tv_request *request = &job->call->request;
+    int32_t alternative = tv_session_guess(session, request);
+    job->session = session;
+    job->context = session->context;
+    job->digest = session->digest;
+    rule_of_session(job);
+    if (tv_session_reserve(session, commit_max(request, alternative)) != 0 ||
+        (request->kind == TV_CALL_EXTEND && extend_tokens(job) != 0)) {
+        return fault(problem, "no memory for the round");
+    }
+    job->alternative = alternative;
+    job->round.has_alternative = request->alternative_count > 0;
+    job->round.alternative = alternative;
+    if (request->kind == TV_CALL_VERIFY) {
+        job->nodes = tv_request_tree(request, alternative)->count;
+    }
+    tv_session_ack(session, request->ack);
+    tv_session_occupy(session, request->seq, request->body_hash, job);
+    return 0;
+}
+
+/* The same round is queued or running: wait for its answer. */
+static void join(struct tv_sched *sched, struct job *running, struct tv_call *call)
+{
+    struct tv_call **link = &running->twins; /* in the order they came */
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    call->next = NULL;
+    *link = call;
+    tv_sched_job_waiters(running);
+    (void)pthread_cond_signal(&sched->wake); /* its own deadline may be the next */
+}
+
+/* The round before has ended, and otherwise. 1: answered; -EINVAL with *problem. */
+static int skip(struct tv_session *session, struct tv_call *call, struct tv_problem *problem)
+{
+    struct tv_buf body;
+    if (tv_sched_skip(session, &call->request, call->request.lease_s, &body) != 0) {
+        return fault(problem, "no memory for the answer");
+    }
+    tv_sched_reply_set(call, 200, &body);
+    return 1;
+}
+
 /* verify, extend, decode. 0: the job may be queued; 1: the call is answered or attached, *ret_kept
  * says which; -EINVAL with *problem. */
 static int check_round(struct tv_sched *sched, struct job *job, int *ret_attached,
@@ -292,38 +339,28 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
         tv_sched_reply_replay(call, kept->body, kept->body_bytes);
         tv_session_renew(session, request->lease_s, tv_clock_us());
         return 1;
-    case TV_SESSION_ATTACH: {
-        struct job *running = session->operation;
-        struct tv_call **link = &running->twins; /* in the order they came */
-        while (*link != NULL) {
-            link = &(*link)->next;
-        }
-        call->next = NULL;
-        *link = call;
-        tv_sched_job_waiters(running);
-        (void)pthread_cond_signal(&sched->wake); /* its own deadline may be the next */
+    case TV_SESSION_ATTACH:
+        join(sched, session->operation, call);
         *ret_attached = 1;
         return 1;
-    }
+    case TV_SESSION_JOIN:
+        join(sched, session->behind, call);
+        *ret_attached = 1;
+        return 1;
+    case TV_SESSION_SKIP:
+        return skip(session, call, problem);
     case TV_SESSION_REFUSED:
         return -EINVAL;
+    case TV_SESSION_BEHIND:
+        if (admission(sched, problem) != 0) {
+            return -EINVAL;
+        }
+        tv_sched_behind_add(session, job);
+        return 0;
     case TV_SESSION_RUN:
         break;
     }
-    if (admission(sched, problem) != 0) {
-        return -EINVAL;
-    }
-    job->session = session;
-    job->context = session->context;
-    job->digest = session->digest;
-    rule_of_session(job);
-    if (tv_session_reserve(session, commit_max(request)) != 0 ||
-        (request->kind == TV_CALL_EXTEND && extend_tokens(job) != 0)) {
-        return fault(problem, "no memory for the round");
-    }
-    tv_session_ack(session, request->ack);
-    tv_session_occupy(session, request->seq, request->body_hash, job);
-    return 0;
+    return admission(sched, problem) != 0 ? -EINVAL : tv_sched_round_begin(job, session, problem);
 }
 
 /* one-shot, score and parity: a prefix of their own; the last two also on a session. */
@@ -380,6 +417,7 @@ static struct job *job_create(struct tv_sched *sched, struct tv_call *call)
     job->call = call;
     job->stage = JOB_QUEUED;
     job->deadline_us = tv_sched_deadline(call);
+    job->alternative = -1;
     job->round.kind = request->kind;
     job->round.seq = request->seq;
     job->round.limits = sched->limits_info;
@@ -421,9 +459,11 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
         rc = check_round(sched, job, &attached, &problem);
     }
     if (rc == 0) {
-        job->nodes = call->request.has_tree ? call->request.tree.count : 1;
+        if (call->request.kind != TV_CALL_VERIFY) {
+            job->nodes = call->request.has_tree ? call->request.tree.count : 1;
+        }
         job->queued = 1;
-        tv_sched_job_list_push(&sched->queue, job);
+        tv_sched_job_list_push(job->behind ? &sched->behind : &sched->queue, job);
         sched->queue_count++;
         (void)pthread_cond_signal(&sched->wake);
     }

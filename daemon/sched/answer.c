@@ -58,9 +58,10 @@ static int answer_round(struct tv_session *session, struct tv_call *call)
         tv_sched_reply_replay(call, kept->body, kept->body_bytes);
         return 0;
     }
-    if (session->running_seq > 0 && request->seq == session->running_seq) {
+    int behind = session->behind != NULL && request->seq == session->behind_seq;
+    if (behind || (session->running_seq > 0 && request->seq == session->running_seq)) {
         if (request->wait_ms > 0) {
-            struct job *running = session->operation;
+            struct job *running = behind ? session->behind : session->operation;
             call->next = running->watchers;
             running->watchers = call;
             return 1;
@@ -225,6 +226,10 @@ static void answer_delete(struct tv_sched *sched, struct tv_call *call)
     if (code == TV_OK) {
         struct job *job = session->operation;
         tv_sessions_remove(&sched->table, session);
+        if (session->behind != NULL) {
+            tv_sched_job_drop(sched, session->behind, TV_SESSION_NOT_FOUND,
+                              "the session was deleted", &calls);
+        }
         if (session->busy && job->queued) {
             tv_sched_job_drop(sched, job, TV_SESSION_NOT_FOUND, "the session was deleted", &calls);
         }

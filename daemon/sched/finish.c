@@ -29,26 +29,33 @@ static void append(struct tv_call **list, struct tv_call *calls)
     *list = calls;
 }
 
+void tv_sched_job_let_go(struct job *job, struct tv_call **ret_calls)
+{
+    job->call->next = NULL;
+    append(ret_calls, job->call);
+    append(ret_calls, job->twins);
+    append(ret_calls, job->watchers);
+    job->call = job->twins = job->watchers = NULL;
+}
+
 /* Every call of a job that did not give an answer; the job lets go of them. */
 static void refuse_all(struct job *job, const struct tv_problem *problem,
                        struct tv_call **ret_calls)
 {
-    struct tv_call *asked = job->call;
-    asked->next = job->twins;
-    for (struct tv_call *call = asked; call != NULL; call = call->next) {
+    job->call->next = job->twins;
+    for (struct tv_call *call = job->call; call != NULL; call = call->next) {
         struct tv_problem copy = *problem; /* has no state, so nothing is shared */
         tv_sched_refuse(call, &copy);
     }
     for (struct tv_call *call = job->watchers; call != NULL; call = call->next) {
         tv_sched_reply_refuse(call, TV_ROUND_NOT_FOUND, NULL, "the round failed; its seq is free");
     }
-    append(ret_calls, asked);
-    append(ret_calls, job->watchers);
-    job->call = job->twins = job->watchers = NULL;
+    tv_sched_job_let_go(job, ret_calls);
 }
 
-/* With the lock: the session is as it was before the job. */
-static void session_restore(struct tv_sched *sched, struct job *job)
+/* With the lock: the session is as it was before the job. Calls that this refuses, too: they
+ * waited for its round. */
+static void session_restore(struct tv_sched *sched, struct job *job, struct tv_call **ret_calls)
 {
     struct tv_session *session = job->session;
     if (session == NULL) {
@@ -60,6 +67,7 @@ static void session_restore(struct tv_sched *sched, struct job *job)
         tv_sessions_discard(&sched->table, session);
     } else { /* a lease counts from the end of what ran on it */
         tv_session_renew(session, 0, tv_clock_us());
+        tv_sched_behind_refuse(sched, session, ret_calls);
         tv_session_idle(&sched->table, session);
     }
     job->session = NULL;
@@ -70,9 +78,13 @@ void tv_sched_job_drop(struct tv_sched *sched, struct job *job, enum tv_code cod
 {
     struct tv_problem problem;
     tv_problem_set(&problem, code, NULL, "%s", text);
-    tv_sched_job_list_remove(&sched->queue, job);
+    if (job->behind) { /* what its session does goes on */
+        tv_sched_behind_remove(sched, job);
+    } else {
+        tv_sched_job_list_remove(&sched->queue, job);
+        session_restore(sched, job, ret_calls);
+    }
     sched->queue_count--;
-    session_restore(sched, job);
     refuse_all(job, &problem, ret_calls);
     tv_sched_job_destroy(job);
 }
@@ -118,7 +130,7 @@ void tv_sched_job_fail(struct tv_sched *sched, struct job *job, enum tv_code cod
     }
     tv_sched_lock(sched);
     tv_sched_job_list_remove(&sched->running, job);
-    session_restore(sched, job);
+    session_restore(sched, job, &calls);
     refuse_all(job, &problem, &calls);
     tv_sched_unlock(sched);
     tv_sched_job_destroy(job);
@@ -145,8 +157,7 @@ void tv_sched_job_fail_rc(struct tv_sched *sched, struct job *job, int rc)
     }
 }
 
-/* Hand the answer to whoever asked first, and its replay to the others. */
-static void reply_all(struct job *job, int http_status, struct tv_buf *body)
+void tv_sched_job_reply(struct job *job, int http_status, struct tv_buf *body)
 {
     for (struct tv_call *call = job->twins; call != NULL; call = call->next) {
         tv_sched_reply_replay(call, body->data, body->bytes);
@@ -157,13 +168,12 @@ static void reply_all(struct job *job, int http_status, struct tv_buf *body)
     tv_sched_reply_set(job->call, http_status, body);
 }
 
-static void release(struct tv_sched *sched, struct job *job)
+/* And the calls that the end of its round has settled, after its own. */
+static void release(struct tv_sched *sched, struct job *job, struct tv_call *settled)
 {
     struct tv_call *calls = NULL;
-    job->call->next = NULL;
-    append(&calls, job->call);
-    append(&calls, job->twins);
-    append(&calls, job->watchers);
+    tv_sched_job_let_go(job, &calls);
+    append(&calls, settled);
     tv_sched_job_destroy(job);
     tv_sched_calls_done(sched, calls);
 }
@@ -173,15 +183,16 @@ void tv_sched_job_answer(struct tv_sched *sched, struct job *job, int http_statu
 {
     tv_sched_prefix_publish(sched, job);
     tv_sched_job_close(sched, job);
+    struct tv_call *settled = NULL;
     tv_sched_lock(sched);
     tv_sched_job_list_remove(&sched->running, job);
-    session_restore(sched, job);
+    session_restore(sched, job, &settled);
     tv_sched_unlock(sched);
     tv_sched_reply_set(job->call, http_status, body);
     if (job->call->reply.http_status == http_status) {
         job->call->reply.content_type = content_type;
     }
-    release(sched, job);
+    release(sched, job, settled);
 }
 
 /* The smallest margin as a difference of logits: scores are logits over the temperature. */
@@ -192,8 +203,7 @@ static double gap_of(const struct job *job)
     return (double)job->margin_min * (draws ? temperature : 1.0);
 }
 
-/* What the calls of the round ask for, the longest; 0: none does. With the lock. */
-static int32_t lease_of(const struct job *job)
+int32_t tv_sched_job_lease(const struct job *job)
 {
     int32_t lease_s = job->call->request.lease_s;
     for (const struct tv_call *call = job->twins; call != NULL; call = call->next) {
@@ -208,7 +218,7 @@ static void round_complete(struct tv_sched *sched, struct job *job)
     const struct tv_session *session = job->session;
     struct tv_round *round = &job->round;
     tv_sched_lock(sched);
-    int32_t lease_s = lease_of(job); /* who joins after this adds to it */
+    int32_t lease_s = tv_sched_job_lease(job); /* who joins after this adds to it */
     tv_sched_unlock(sched);
     memcpy(round->epoch, sched->table.epoch, sizeof round->epoch);
     memcpy(round->digest, job->digest.bytes, sizeof round->digest);
@@ -238,8 +248,9 @@ static void round_complete(struct tv_sched *sched, struct job *job)
     round->total_us = tv_clock_us() - job->call->received_us;
 }
 
-/* With the lock: commit the round and keep its answer. */
-static void session_advance(struct tv_sched *sched, struct job *job, struct tv_session_kept *kept)
+/* With the lock: commit the round and keep its answer; then what waited for its end. */
+static void session_advance(struct tv_sched *sched, struct job *job, struct tv_session_kept *kept,
+                            struct tv_call **ret_settled)
 {
     struct tv_session *session = job->session;
     int64_t now_us = tv_clock_us();
@@ -257,8 +268,9 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
         session->verify_tokens += job->round.new_count;
     }
     tv_session_keep(session, kept);
-    tv_session_renew(session, lease_of(job), now_us);
+    tv_session_renew(session, tv_sched_job_lease(job), now_us);
     tv_session_idle(&sched->table, session);
+    tv_sched_behind_settle(sched, session, ret_settled);
     job->session = NULL;
 }
 
@@ -276,6 +288,10 @@ static int kept_make(struct job *job, const struct tv_buf *body, struct tv_sessi
     memcpy(ret_kept->body, body->data, body->bytes);
     ret_kept->body_bytes = body->bytes;
     ret_kept->seq = job->round.seq;
+    ret_kept->leaf = -1;
+    if (job->round.kind == TV_CALL_VERIFY) {
+        ret_kept->leaf = job->round.accepted_nodes[job->round.accepted_count - 1];
+    }
     memcpy(ret_kept->body_hash, job->call->request.body_hash, sizeof ret_kept->body_hash);
     ret_kept->fetch = job->blocks.fetch;
     job->blocks.fetch = NULL;
@@ -300,12 +316,13 @@ void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
     if (job->session == NULL) {
         tv_sched_job_close(sched, job);
     }
+    struct tv_call *settled = NULL;
     tv_sched_lock(sched);
     tv_sched_job_list_remove(&sched->running, job);
     if (job->session != NULL) {
-        session_advance(sched, job, &kept);
+        session_advance(sched, job, &kept, &settled);
     }
     tv_sched_unlock(sched);
-    reply_all(job, http_status, &body); /* nobody can join it any more */
-    release(sched, job);
+    tv_sched_job_reply(job, http_status, &body); /* nobody can join it any more */
+    release(sched, job, settled);
 }

@@ -68,13 +68,15 @@ struct job {
     struct tv_sched *sched;
     enum job_stage stage;       /* the worker's */
     int queued;                 /* in the queue, may still be dropped; guarded by the lock */
+    int behind;                 /* queued, but in the list of those that wait for a round */
     struct tv_session *session; /* NULL: one-shot, parity on its own prefix, or let go */
     struct tv_context *context; /* the session's, or owned when own_context */
     int own_context;
-    int32_t nodes; /* rows of its next round */
-    int picked;    /* is in the launch being put together */
-    int judged;    /* the oracle's word is there; guarded by the lock */
-    int withdrawn; /* parity at a stop: its oracles were told to give up; the worker's */
+    int32_t nodes;       /* rows of its next round */
+    int32_t alternative; /* of the request's trees, the one that runs; -1: it has one only */
+    int picked;          /* is in the launch being put together */
+    int judged;          /* the oracle's word is there; guarded by the lock */
+    int withdrawn;       /* parity at a stop: its oracles were told to give up; the worker's */
 
     int64_t deadline_us; /* the latest of its calls'; INT64_MAX: none; guarded by the lock */
     int64_t queue_us, gpu_us;
@@ -120,11 +122,12 @@ struct tv_sched {
     int64_t launch_us_max;    /* an engine call without progress for longer is not ready */
     const char *http_library; /* NULL until the listeners say; not changed later */
 
-    struct tv_sessions table; /* its lock guards everything below but what says otherwise */
-    pthread_cond_t wake;      /* the worker's */
-    pthread_cond_t compare;   /* the comparer's */
-    struct job_list queue;    /* JOB_QUEUED, oldest first */
-    int32_t queue_count;
+    struct tv_sessions table;  /* its lock guards everything below but what says otherwise */
+    pthread_cond_t wake;       /* the worker's */
+    pthread_cond_t compare;    /* the comparer's */
+    struct job_list queue;     /* JOB_QUEUED, oldest first */
+    struct job_list behind;    /* JOB_QUEUED too: each waits for its session's round under way */
+    int32_t queue_count;       /* both lists */
     struct job_list running;   /* taken from the queue, not ended */
     struct tv_call *deep;      /* GET readyz?deep=1 that wait for the self-test */
     struct job *compare_queue; /* parity cases for the comparer; linked by parity->next */
@@ -163,6 +166,8 @@ void tv_sched_unlock(struct tv_sched *sched);
 void tv_sched_job_list_init(struct job_list *list);
 void tv_sched_job_list_push(struct job_list *list, struct job *job);
 void tv_sched_job_list_remove(struct job_list *list, struct job *job);
+/* Before those that came later. */
+void tv_sched_job_list_insert(struct job_list *list, struct job *job);
 /* An answer of known form: body moved into the reply; a failed buffer becomes 500 internal. */
 void tv_sched_reply_set(struct tv_call *call, int http_status, struct tv_buf *body);
 /* The kept or just encoded answer of a round, as a replay. */
@@ -183,6 +188,9 @@ int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
 /* admit.c: calls for the worker. Without the lock. */
 int tv_sched_admit(struct tv_sched *sched, struct tv_call *call);
 void tv_sched_job_destroy(struct job *job);
+/* With the lock: the session has said that this round may run; make it the session's operation. 0,
+ * or -EINVAL with *problem and nothing changed. */
+int tv_sched_round_begin(struct job *job, struct tv_session *session, struct tv_problem *problem);
 /* When a call may not start any more; INT64_MAX: always. */
 int64_t tv_sched_deadline(const struct tv_call *call);
 /* With the lock: calls have joined the job or left it; a queued one may start as long as any of
@@ -239,6 +247,29 @@ void tv_sched_job_fail(struct tv_sched *sched, struct job *job, enum tv_code cod
 /* A job that never left the queue, taken off it; with the lock. Its calls go to *ret_calls. */
 void tv_sched_job_drop(struct tv_sched *sched, struct job *job, enum tv_code code, const char *text,
                        struct tv_call **ret_calls);
+
+/* With the lock: hand the answer to whoever asked first, and its replay to the others. */
+void tv_sched_job_reply(struct job *job, int http_status, struct tv_buf *body);
+/* With the lock: the job lets go of all its calls, whose replies are set. */
+void tv_sched_job_let_go(struct job *job, struct tv_call **ret_calls);
+/* With the lock: the longest lease that its calls ask for; 0: none does. */
+int32_t tv_sched_job_lease(const struct job *job);
+
+/* behind.c: rounds that run only when the one before ends as guessed. With the lock. */
+/* The session's word was TV_SESSION_BEHIND; the caller puts the job into the list. */
+void tv_sched_behind_add(struct tv_session *session, struct job *job);
+/* Take it off its list and its session. */
+void tv_sched_behind_remove(struct tv_sched *sched, struct job *job);
+/* The round before is kept and the session idle: the one behind it runs, is skipped or refused. */
+void tv_sched_behind_settle(struct tv_sched *sched, struct tv_session *session,
+                            struct tv_call **ret_calls);
+/* The round before has failed: there is nothing to guess about. */
+void tv_sched_behind_refuse(struct tv_sched *sched, struct tv_session *session,
+                            struct tv_call **ret_calls);
+/* Use up the seq of a request whose guess did not hold: *ret_body is its answer. 0, or -ENOMEM or
+ * -EMSGSIZE with nothing changed. */
+int tv_sched_skip(struct tv_session *session, const struct tv_request *request, int32_t lease_s,
+                  struct tv_buf *ret_body);
 
 /* rows.c: copy what the answer shows of a round. 0 or -ENOMEM. */
 int tv_sched_blocks_take(struct job *job, const struct tv_tree *tree,

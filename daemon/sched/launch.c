@@ -26,7 +26,9 @@ void tv_sched_engine_leave(struct tv_sched *sched, int rc)
 
 static const struct tv_tree *tree_of(const struct job *job)
 {
-    return job->round.kind == TV_CALL_DECODE ? &job->step : &job->call->request.tree;
+    return job->round.kind == TV_CALL_DECODE
+               ? &job->step
+               : tv_request_tree(&job->call->request, job->alternative);
 }
 
 static int commits(const struct job *job)

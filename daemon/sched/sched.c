@@ -70,6 +70,19 @@ void tv_sched_job_list_remove(struct job_list *list, struct job *job)
     job->next = NULL;
 }
 
+void tv_sched_job_list_insert(struct job_list *list, struct job *job)
+{
+    struct job **link = &list->first;
+    while (*link != NULL && (*link)->call->received_us <= job->call->received_us) {
+        link = &(*link)->next;
+    }
+    job->next = *link;
+    *link = job;
+    if (job->next == NULL) {
+        list->last = &job->next;
+    }
+}
+
 void tv_sched_reply_set(struct tv_call *call, int http_status, struct tv_buf *body)
 {
     if (body->failed != 0) {
@@ -200,6 +213,14 @@ static int unlink_attached(struct job *jobs, struct tv_call *call)
     return 0;
 }
 
+static struct job *job_of(struct job *jobs, const struct tv_call *call)
+{
+    while (jobs != NULL && jobs->call != call) {
+        jobs = jobs->next;
+    }
+    return jobs;
+}
+
 void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
 {
     static const char text[] = "the client has gone";
@@ -207,15 +228,13 @@ void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
     tv_sched_lock(sched);
     /* relaxed: only a hint for who looks at the call; the lists are guarded by the lock */
     atomic_store_explicit(&call->cancelled, 1, memory_order_relaxed);
-    if (unlink_attached(sched->queue.first, call) || unlink_attached(sched->running.first, call) ||
-        unlink_call(&sched->deep, call)) {
+    if (unlink_attached(sched->queue.first, call) || unlink_attached(sched->behind.first, call) ||
+        unlink_attached(sched->running.first, call) || unlink_call(&sched->deep, call)) {
         calls = call;
         call->next = NULL;
     } else {
-        struct job *job = sched->queue.first;
-        while (job != NULL && job->call != call) {
-            job = job->next;
-        }
+        struct job *job = job_of(sched->queue.first, call);
+        job = job != NULL ? job : job_of(sched->behind.first, call);
         if (job != NULL && job->twins != NULL) { /* somebody else still wants this round */
             tv_sched_job_pass_on(job);
             calls = call;
@@ -288,7 +307,7 @@ static void limits_settle(struct tv_sched *sched)
     sched->limits_info = (struct tv_limits_info){
         .max_nodes = nodes_max,
         .max_depth = config->max_depth,
-        .max_pipeline = 1,
+        .max_pipeline = TV_PIPELINE_MAX,
         .replay_window = TV_REPLAY_ROUNDS_MAX,
         .max_sessions = config->max_sessions,
         .body_bytes = config->body_bytes,
@@ -346,6 +365,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     atomic_init(&sched->parity_stop, 0);
     (void)pthread_mutex_init(&sched->handover, NULL); /* default attributes cannot fail */
     tv_sched_job_list_init(&sched->queue);
+    tv_sched_job_list_init(&sched->behind);
     tv_sched_job_list_init(&sched->running);
     limits_settle(sched);
     struct tv_sessions_params params = {.sessions_max = config->max_sessions,
@@ -399,9 +419,10 @@ void tv_sched_destroy(struct tv_sched *sched)
         tv_sched_lock(sched);
         sched->draining = sched->refusing = sched->stopping = 1;
         atomic_store_explicit(&sched->parity_stop, 1, memory_order_relaxed);
-        while (sched->queue.first != NULL) { /* the worker may be in a long launch */
-            tv_sched_job_drop(sched, sched->queue.first, TV_DRAINING, "the server is going away",
-                              &calls);
+        struct job *job; /* what waits behind a round first: it is not refused for that one */
+        while ((job = sched->behind.first != NULL ? sched->behind.first : sched->queue.first) !=
+               NULL) { /* the worker may be in a long launch */
+            tv_sched_job_drop(sched, job, TV_DRAINING, "the server is going away", &calls);
         }
         (void)pthread_cond_signal(&sched->wake);
         tv_sched_unlock(sched);

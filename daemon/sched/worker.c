@@ -83,11 +83,10 @@ static void leave_late(struct job *job, int64_t now_us, struct tv_call **ret_cal
     *wake_us = deadline_us < *wake_us ? deadline_us : *wake_us;
 }
 
-/* Queued calls that may not start any more. */
-static void drop_late(struct tv_sched *sched, int64_t now_us, struct tv_call **ret_calls,
-                      int64_t *wake_us)
+/* Queued calls of one list that may not start any more. */
+static void drop_late(struct tv_sched *sched, struct job *job, int64_t now_us,
+                      struct tv_call **ret_calls, int64_t *wake_us)
 {
-    struct job *job = sched->queue.first;
     while (job != NULL) {
         struct job *next = job->next;
         if (sched->stopping) {
@@ -242,7 +241,10 @@ static int plan(struct tv_sched *sched, struct turn *turn, int64_t *ret_wake_us)
         sched->sweep_us = lease_us < sched->sweep_us ? lease_us : sched->sweep_us;
     }
     *ret_wake_us = sched->sweep_us;
-    drop_late(sched, now_us, &turn->calls, ret_wake_us);
+    /* first what waits behind a round: it is late by itself, not for that one */
+    drop_late(sched, sched->behind.first, now_us, &turn->calls, ret_wake_us);
+    drop_late(sched, sched->queue.first, now_us, &turn->calls, ret_wake_us);
+    (void)expired_watchers(sched->behind.first, now_us, &turn->calls, ret_wake_us);
     (void)expired_watchers(sched->queue.first, now_us, &turn->calls, ret_wake_us);
     (void)expired_watchers(sched->running.first, now_us, &turn->calls, ret_wake_us);
     turn->gone = tv_sessions_take_gone(&sched->table);

@@ -145,27 +145,68 @@ void tv_session_explain(const struct tv_session *session, int32_t tail_from,
     problem->state = state;
 }
 
+/* From where on the client lacks tokens. */
+static int32_t tail_from(const struct tv_session *session, const struct tv_request *request)
+{
+    return request->len_implied ? session->len : request->expected_len;
+}
+
+static int same_end(const struct tv_guess *one, const struct tv_guess *other)
+{
+    return one->leaf == other->leaf && one->pending == other->pending;
+}
+
+int32_t tv_session_guess(const struct tv_session *session, const struct tv_request *request)
+{
+    if (!request->has_if) {
+        return TV_SESSION_SOLE;
+    }
+    const struct tv_session_kept *before = tv_session_kept_of(session, request->if_seq);
+    struct tv_guess end = {.leaf = before != NULL ? before->leaf : -1, .pending = session->pending};
+    for (int32_t i = 0; i < request->alternative_count; i++) {
+        if (same_end(&end, &request->alternatives[i].guess)) {
+            return i;
+        }
+    }
+    return request->alternative_count == 0 && same_end(&end, &request->guess) ? TV_SESSION_SOLE
+                                                                              : TV_SESSION_NO_GUESS;
+}
+
+/* A round of this number is known: is this call the same one? */
+static enum tv_session_verdict judge_known(const uint8_t *known, enum tv_session_verdict same,
+                                           const struct tv_request *request,
+                                           struct tv_problem *problem)
+{
+    if (memcmp(known, request->body_hash, sizeof request->body_hash) == 0) {
+        return same;
+    }
+    if (same == TV_SESSION_JOIN && request->kind != TV_CALL_VERIFY) {
+        tv_problem_set(problem, TV_SESSION_BUSY, "/seq",
+                       "a conditional round waits with seq %d; it may end without effect",
+                       request->seq);
+    } else {
+        tv_problem_set(problem, TV_SEQ_REUSED, "/seq", "seq %d was used with another body",
+                       request->seq);
+    }
+    return TV_SESSION_REFUSED;
+}
+
 static enum tv_session_verdict judge_seq(const struct tv_session *session,
                                          const struct tv_request *request,
                                          struct tv_problem *problem)
 {
     const struct tv_session_kept *kept = tv_session_kept_of(session, request->seq);
-    const uint8_t *known = NULL;
-    enum tv_session_verdict verdict = TV_SESSION_REFUSED;
     if (kept != NULL) {
-        known = kept->body_hash;
-        verdict = TV_SESSION_REPLAY;
-    } else if (session->running_seq > 0 && request->seq == session->running_seq) {
-        known = session->running_hash;
-        verdict = TV_SESSION_ATTACH;
+        return judge_known(kept->body_hash, TV_SESSION_REPLAY, request, problem);
     }
-    if (known != NULL) {
-        if (memcmp(known, request->body_hash, sizeof request->body_hash) == 0) {
-            return verdict;
-        }
-        tv_problem_set(problem, TV_SEQ_REUSED, "/seq", "seq %d was used with another body",
-                       request->seq);
-        return TV_SESSION_REFUSED;
+    if (session->running_seq > 0 && request->seq == session->running_seq) {
+        return judge_known(session->running_hash, TV_SESSION_ATTACH, request, problem);
+    }
+    if (session->behind != NULL && request->seq == session->behind_seq) {
+        return judge_known(session->behind_hash, TV_SESSION_JOIN, request, problem);
+    }
+    if (request->has_if && session->running_seq > 0 && request->seq == session->running_seq + 1) {
+        return TV_SESSION_BEHIND;
     }
     if (request->seq < session->next_seq) {
         tv_problem_set(problem, TV_ROUND_EVICTED, "/seq",
@@ -177,21 +218,25 @@ static enum tv_session_verdict judge_seq(const struct tv_session *session,
     } else if (request->seq > session->next_seq) {
         tv_problem_set(problem, TV_SEQ_GAP, "/seq", "seq %d, but %d is next", request->seq,
                        session->next_seq);
+    } else if (request->has_if && tv_session_kept_of(session, request->if_seq) == NULL) {
+        tv_problem_set(problem, TV_ROUND_EVICTED, "/if/seq",
+                       "how round %d ended is no longer known", request->if_seq);
     } else {
-        return TV_SESSION_RUN;
+        return tv_session_guess(session, request) == TV_SESSION_NO_GUESS ? TV_SESSION_SKIP
+                                                                         : TV_SESSION_RUN;
     }
-    tv_session_explain(session, request->expected_len, problem);
+    tv_session_explain(session, tail_from(session, request), problem);
     return TV_SESSION_REFUSED;
 }
 
 /* Does what the client believes hold? 0 or -EINVAL. */
 static int judge_belief(const struct tv_session *session, const struct tv_request *request,
-                        struct tv_problem *problem)
+                        const struct tv_tree *tree, struct tv_problem *problem)
 {
     if (request->kind != TV_CALL_EXTEND && session->finish != TV_FINISH_NONE) {
         tv_problem_set(problem, TV_SESSION_FINISHED, NULL, "the session has finished: %s",
                        session->finish == TV_FINISH_STOP ? "stop" : "length");
-    } else if (request->expected_len != session->len) {
+    } else if (!request->len_implied && request->expected_len != session->len) {
         tv_problem_set(problem, TV_LENGTH_MISMATCH, "/expected_len",
                        "expected_len %d, but the committed length is %d", request->expected_len,
                        session->len);
@@ -200,14 +245,14 @@ static int judge_belief(const struct tv_session *session, const struct tv_reques
                       sizeof session->digest.bytes) != 0) {
         tv_problem_set(problem, TV_DIGEST_MISMATCH, "/expected_digest",
                        "the committed tokens have another digest");
-    } else if (request->kind == TV_CALL_VERIFY && request->tree.tokens[0] != session->pending) {
+    } else if (request->kind == TV_CALL_VERIFY && tree->tokens[0] != session->pending) {
         tv_problem_set_node(problem, TV_PENDING_MISMATCH, "tokens", 0,
-                            "node 0 is token %d, but %d is pending", request->tree.tokens[0],
+                            "node 0 is token %d, but %d is pending", tree->tokens[0],
                             session->pending);
     } else {
         return 0;
     }
-    tv_session_explain(session, request->expected_len, problem);
+    tv_session_explain(session, tail_from(session, request), problem);
     return -EINVAL;
 }
 
@@ -230,10 +275,10 @@ static int judge_tree_room(const struct tv_session *session, const struct tv_tre
 }
 
 static int judge_room(const struct tv_session *session, const struct tv_request *request,
-                      struct tv_problem *problem)
+                      const struct tv_tree *tree, struct tv_problem *problem)
 {
     if (request->kind == TV_CALL_VERIFY) {
-        return judge_tree_room(session, &request->tree, problem);
+        return judge_tree_room(session, tree, problem);
     }
     if (request->kind == TV_CALL_EXTEND) {
         int64_t len = (int64_t)session->len + request->token_count + (request->keep_pending != 0);
@@ -252,9 +297,12 @@ enum tv_session_verdict tv_session_judge(const struct tv_session *session,
                                          struct tv_problem *problem)
 {
     enum tv_session_verdict verdict = judge_seq(session, request, problem);
-    if (verdict == TV_SESSION_RUN && (judge_belief(session, request, problem) != 0 ||
-                                      judge_room(session, request, problem) != 0)) {
-        verdict = TV_SESSION_REFUSED;
+    if (verdict == TV_SESSION_RUN) {
+        const struct tv_tree *tree = tv_request_tree(request, tv_session_guess(session, request));
+        if (judge_belief(session, request, tree, problem) != 0 ||
+            judge_room(session, request, tree, problem) != 0) {
+            verdict = TV_SESSION_REFUSED;
+        }
     }
     return verdict;
 }

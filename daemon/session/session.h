@@ -42,7 +42,9 @@ struct tv_session_kept {
     uint8_t body_hash[32];
     char *body; /* owned */
     size_t body_bytes;
-    struct tv_session_fetch *fetch; /* reference held, or NULL; of the last round alone */
+    struct tv_session_fetch *fetch;   /* reference held, or NULL; of the last round alone */
+    int32_t leaf;                     /* verify: where its path ended; else -1: no guess holds */
+    size_t outcome_at, outcome_bytes; /* skipped: its outcome's text within body; else 0 bytes */
 };
 void tv_session_kept_finish(struct tv_session_kept *kept);
 
@@ -80,6 +82,9 @@ struct tv_session {
     int32_t running_seq; /* of that operation; 0: it takes no seq */
     uint8_t running_hash[32];
     void *operation; /* sched/'s; valid while busy */
+    void *behind;    /* sched/'s: a conditional round that waits for the one under way, or NULL */
+    int32_t behind_seq; /* of that; 0 without one */
+    uint8_t behind_hash[32];
 
     struct tv_session_kept kept[TV_REPLAY_ROUNDS_MAX]; /* the first kept_count, oldest first */
     int32_t kept_count;
@@ -145,6 +150,9 @@ void tv_session_destroy(struct tv_session *session);
 void tv_session_occupy(struct tv_session *session, int32_t seq, const uint8_t *body_hash,
                        void *operation);
 void tv_session_idle(struct tv_sessions *table, struct tv_session *session);
+/* Begin and end (operation NULL) the wait of a conditional round behind the one under way. */
+void tv_session_wait(struct tv_session *session, int32_t seq, const uint8_t *body_hash,
+                     void *operation);
 /* Keep it from expiring while something is read of it that needs no operation; its lease counts
  * from the last one's end. It may be deleted meanwhile: find it again before letting go. */
 void tv_session_hold(struct tv_session *session);
@@ -154,6 +162,9 @@ enum tv_session_verdict {
     TV_SESSION_RUN,
     TV_SESSION_REPLAY,  /* the kept answer is this call's */
     TV_SESSION_ATTACH,  /* the same round is under way */
+    TV_SESSION_BEHIND,  /* conditional: the end of the round under way will tell */
+    TV_SESSION_JOIN,    /* the same conditional round waits already */
+    TV_SESSION_SKIP,    /* conditional: the round before has ended otherwise */
     TV_SESSION_REFUSED, /* *problem says why */
 };
 /* For verify, extend and decode: everything from seq to the context length, in the order of the
@@ -161,6 +172,11 @@ enum tv_session_verdict {
 enum tv_session_verdict tv_session_judge(const struct tv_session *session,
                                          const struct tv_request *request,
                                          struct tv_problem *problem);
+/* Which guess of a verify the last kept round has made true: its number, TV_SESSION_NO_GUESS when
+ * none, TV_SESSION_SOLE for the only one or a verify that guesses nothing. */
+#define TV_SESSION_SOLE     (-1)
+#define TV_SESSION_NO_GUESS (-2)
+int32_t tv_session_guess(const struct tv_session *session, const struct tv_request *request);
 /* A tree on this session that commits nothing: node 0 and the context length. 0 or -EINVAL. */
 int tv_session_judge_tree(const struct tv_session *session, const struct tv_tree *tree,
                           struct tv_problem *problem);

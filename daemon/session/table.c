@@ -204,6 +204,16 @@ void tv_session_idle(struct tv_sessions *table, struct tv_session *session)
     }
 }
 
+void tv_session_wait(struct tv_session *session, int32_t seq, const uint8_t *body_hash,
+                     void *operation)
+{
+    session->behind = operation;
+    session->behind_seq = operation != NULL ? seq : 0;
+    if (operation != NULL) {
+        memcpy(session->behind_hash, body_hash, sizeof session->behind_hash);
+    }
+}
+
 void tv_session_hold(struct tv_session *session)
 {
     session->holds++;

@@ -53,7 +53,7 @@ static void refuse_verify(const char *members, enum tv_code code, const char *po
 
 static void test_verify_refusals(void **state)
 {
-    static const char *const not_served[] = {"commit", "commit_prev", "if", "alternatives"};
+    static const char *const not_served[] = {"commit", "commit_prev"};
     size_t i;
 
     (void)state;
@@ -103,6 +103,124 @@ static void test_verify_refusals(void **state)
            TV_WRONG_VALUE, "/epoch");
     refuse(TV_CALL_VERIFY, "{\"seq\":1,\"epoch\":17,\"expected_len\":1," TREE "}", TV_WRONG_TYPE,
            "/epoch");
+}
+
+#define IF     "\"seq\":2,\"epoch\":\"0123456789abcdef\""
+#define IF_LEN IF ",\"expected_len\":10"
+#define ONE(leaf, token)                                                                           \
+    "{\"leaf\":" leaf ",\"pending\":" token ",\"tree\":{\"tokens\":[" token "],\"parents\":[-1]}}"
+
+static void test_if(void **state)
+{
+    static const char guess[] = ",\"if\":{\"seq\":1,\"leaf\":3,\"pending\":5}}";
+    struct tv_request r, other;
+    char body[512];
+
+    (void)state;
+    (void)snprintf(body, sizeof body, "{" IF_LEN "," TREE "%s", guess);
+    accept(TV_CALL_VERIFY, body, &r);
+    assert_true(r.has_if && r.has_tree && !r.len_implied);
+    assert_int_equal(r.if_seq, 1);
+    assert_int_equal(r.guess.leaf, 3);
+    assert_int_equal(r.guess.pending, 5);
+    assert_int_equal(r.alternative_count, 0);
+    assert_ptr_equal(tv_request_tree(&r, -1), &r.tree);
+    accept(TV_CALL_VERIFY, "{" IF_LEN "," TREE "}", &other);
+    assert_false(other.has_if);
+    assert_memory_not_equal(r.body_hash, other.body_hash, sizeof r.body_hash);
+    tv_request_finish(&other);
+    accept(TV_CALL_VERIFY, "{" IF_LEN "," TREE ",\"if\":{\"seq\":1,\"leaf\":2,\"pending\":5}}",
+           &other);
+    assert_memory_not_equal(r.body_hash, other.body_hash, sizeof r.body_hash);
+    tv_request_finish(&other);
+    tv_request_finish(&r);
+    refuse(TV_CALL_VERIFY, "{" IF_LEN "," TREE ",\"if\":7}", TV_WRONG_TYPE, "/if");
+    refuse(TV_CALL_VERIFY, "{" IF_LEN "," TREE ",\"if\":{\"seq\":1,\"leaf\":3}}", TV_MISSING_FIELD,
+           "/if/pending");
+    refuse(TV_CALL_VERIFY, "{" IF_LEN "," TREE ",\"if\":{\"seq\":1,\"leaf\":-1,\"pending\":5}}",
+           TV_WRONG_VALUE, "/if/leaf");
+    refuse(TV_CALL_VERIFY, "{" IF_LEN "," TREE ",\"if\":{\"seq\":2,\"leaf\":3,\"pending\":5}}",
+           TV_WRONG_VALUE, "/if/seq");
+    refuse(TV_CALL_VERIFY, "{" IF_LEN "," TREE ",\"if\":{\"seq\":1,\"leaf\":3,\"pending\":6}}",
+           TV_WRONG_VALUE, "/if/pending");
+    refuse(TV_CALL_VERIFY,
+           "{" IF_LEN "," TREE ",\"if\":{\"seq\":1,\"leaf\":3,\"pending\":5,\"node\":1}}",
+           TV_UNKNOWN_FIELD, "/if/node");
+    refuse(TV_CALL_VERIFY, "{" HEAD "," TREE ",\"if\":{\"seq\":0,\"leaf\":3,\"pending\":5}}",
+           TV_WRONG_VALUE, "/if/seq");
+}
+
+static void test_alternatives(void **state)
+{
+    struct tv_request r, other;
+
+    (void)state;
+    accept(TV_CALL_VERIFY,
+           "{" IF ",\"if\":{\"seq\":1},\"alternatives\":[" ONE("0", "5") "," ONE("1", "5") "]}",
+           &r);
+    assert_true(r.has_if && !r.has_tree && r.len_implied);
+    assert_int_equal(r.alternative_count, 2);
+    assert_int_equal(r.alternatives[1].guess.leaf, 1);
+    assert_int_equal(tv_request_tree(&r, 1)->tokens[0], 5);
+    assert_int_equal(tv_request_tree(&r, 1)->depths[0], 0);
+    accept(TV_CALL_VERIFY,
+           "{" IF_LEN ",\"if\":{\"seq\":1},\"alternatives\":[" ONE("1", "5") "," ONE("0", "5") "]}",
+           &other);
+    assert_true(!other.len_implied && other.expected_len == 10);
+    assert_memory_not_equal(r.body_hash, other.body_hash, sizeof r.body_hash);
+    tv_request_finish(&other);
+    tv_request_finish(&r);
+    refuse(TV_CALL_VERIFY, "{" IF ",\"if\":{\"seq\":1},\"alternatives\":[]}", TV_WRONG_VALUE,
+           "/alternatives");
+    refuse(TV_CALL_VERIFY, "{" IF ",\"if\":{\"seq\":1},\"alternatives\":[1,2]}", TV_WRONG_TYPE,
+           "/alternatives/0");
+    refuse(TV_CALL_VERIFY, "{" IF ",\"alternatives\":[" ONE("0", "5") "]}", TV_MISSING_FIELD,
+           "/if");
+    refuse(TV_CALL_VERIFY,
+           "{" IF ",\"if\":{\"seq\":1,\"leaf\":0},\"alternatives\":[" ONE("0", "5") "]}",
+           TV_WRONG_VALUE, "/if/leaf");
+    refuse(TV_CALL_VERIFY,
+           "{" IF "," TREE ",\"if\":{\"seq\":1},\"alternatives\":[" ONE("0", "5") "]}",
+           TV_WRONG_VALUE, "/tree");
+    refuse(TV_CALL_VERIFY,
+           "{" IF ",\"if\":{\"seq\":1},\"alternatives\":[" ONE("0", "5") "," ONE("0", "5") "]}",
+           TV_WRONG_VALUE, "/alternatives/1/pending");
+    refuse(
+        TV_CALL_VERIFY,
+        "{" IF ",\"if\":{\"seq\":1},\"alternatives\":[" ONE(
+            "0",
+            "5") ",{\"leaf\":0,\"pending\":6,\"tree\":{\"tokens\":[6,7,7],\"parents\":[-1,0,0]}}]}",
+        TV_TREE_INVALID, "/alternatives/1/tree/tokens/2");
+    refuse(TV_CALL_VERIFY,
+           "{" IF ",\"if\":{\"seq\":1},\"want\":{\"rows\":[1]},\"alternatives\":["
+           "{\"leaf\":0,\"pending\":6,\"tree\":{\"tokens\":[6,7],\"parents\":[-1,0]}}," ONE(
+               "0", "5") "]}",
+           TV_WRONG_VALUE, "/want/rows/0"); /* not a node of the second */
+}
+
+/* 32 are taken, 33 are not. */
+static void test_alternatives_cap(void **state)
+{
+    (void)state;
+    for (int count = TV_ALTERNATIVES_MAX; count <= TV_ALTERNATIVES_MAX + 1; count++) {
+        char body[8192];
+        struct tv_request r;
+        int at = snprintf(body, sizeof body, "{" IF ",\"if\":{\"seq\":1},\"alternatives\":[");
+        for (int i = 0; i < count; i++) {
+            at += snprintf(body + at, sizeof body - (size_t)at,
+                           "%s{\"leaf\":%d,\"pending\":5,\"tree\":{\"tokens\":[5,1,2,3],"
+                           "\"parents\":[-1,0,0,0]}}",
+                           i > 0 ? "," : "", i);
+        }
+        (void)snprintf(body + at, sizeof body - (size_t)at, "]}");
+        if (count == TV_ALTERNATIVES_MAX) {
+            accept(TV_CALL_VERIFY, body, &r);
+            assert_int_equal(r.alternative_count, count);
+            tv_request_finish(&r);
+        } else {
+            refuse(TV_CALL_VERIFY, body, TV_WRONG_VALUE, "/alternatives");
+        }
+    }
 }
 
 /* A chain tree of n nodes, or a star, at the limits of nodes and depth. */
@@ -244,8 +362,13 @@ static void test_body_hash(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_verify),      cmocka_unit_test(test_verify_refusals),
-        cmocka_unit_test(test_tree_limits), cmocka_unit_test(test_inline_limit),
+        cmocka_unit_test(test_verify),
+        cmocka_unit_test(test_verify_refusals),
+        cmocka_unit_test(test_if),
+        cmocka_unit_test(test_alternatives),
+        cmocka_unit_test(test_alternatives_cap),
+        cmocka_unit_test(test_tree_limits),
+        cmocka_unit_test(test_inline_limit),
         cmocka_unit_test(test_body_hash),
     };
 
