@@ -66,6 +66,7 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
         .logits_rows = &want->logits_rows,
         .topk_rows = &want->rows,
         .hook = captured != NULL ? tv_shadow_layer : NULL,
+        .committed = captured != NULL && (is_parity || commits(job)) ? tv_shadow_committed : NULL,
         .hook_context = captured,
     };
     memset(&sched->batch_out[i], 0, sizeof sched->batch_out[i]);

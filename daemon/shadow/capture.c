@@ -52,8 +52,7 @@ static int copies_by_kernels(const struct tv_shadow *shadow)
     return shadow->params.device != NULL && !shadow->params.device->host_memory;
 }
 
-/* Device memory to host memory, in the caller's (the worker's) order. */
-static int fetch(const struct tv_shadow *shadow, void *host, const void *device, size_t bytes)
+int tv_shadow_fetch(const struct tv_shadow *shadow, void *host, const void *device, size_t bytes)
 {
     struct tv_kernels *kernels = shadow->params.device;
     if (copies_by_kernels(shadow)) {
@@ -63,7 +62,7 @@ static int fetch(const struct tv_shadow *shadow, void *host, const void *device,
     return 0;
 }
 
-static int fetch_sync(const struct tv_shadow *shadow)
+int tv_shadow_fetch_sync(const struct tv_shadow *shadow)
 {
     struct tv_kernels *kernels = shadow->params.device;
     return copies_by_kernels(shadow) ? kernels->sync(kernels) : 0;
@@ -83,13 +82,14 @@ static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
     round->out_dtype = attn->out_dtype;
     size_t nodes = (size_t)round->nodes;
     round->parents = tv_shadow_round_take(shadow, round, nodes * sizeof *round->parents);
-    int rc = fetch(shadow, &round->prefix_len, attn->prefix_len, sizeof round->prefix_len);
+    int rc =
+        tv_shadow_fetch(shadow, &round->prefix_len, attn->prefix_len, sizeof round->prefix_len);
     if (rc != 0 || round->parents == NULL) {
         return rc != 0 ? rc : -ENOMEM;
     }
-    rc = fetch(shadow, round->parents, attn->parents, nodes * sizeof *round->parents);
+    rc = tv_shadow_fetch(shadow, round->parents, attn->parents, nodes * sizeof *round->parents);
     if (rc == 0) {
-        rc = fetch_sync(shadow);
+        rc = tv_shadow_fetch_sync(shadow);
     }
     if (rc != 0) {
         return rc;
@@ -108,7 +108,7 @@ static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
     return tv_shadow_pin(shadow, round);
 }
 
-static size_t kv_row_bytes(const struct tv_shadow_round *round)
+size_t tv_shadow_round_row_bytes(const struct tv_shadow_round *round)
 {
     return (size_t)(round->latent_dim + round->rope_dim) * tv_dtype_size(round->dtype);
 }
@@ -117,7 +117,7 @@ static size_t kv_row_bytes(const struct tv_shadow_round *round)
 static int tail_fetch(struct tv_shadow *shadow, const struct tv_shadow_round *round,
                       const struct tv_verify_attn *attn, const int32_t *page_table, char *ret_tail)
 {
-    size_t row_bytes = kv_row_bytes(round);
+    size_t row_bytes = tv_shadow_round_row_bytes(round);
     int32_t end = round->prefix_len + round->nodes;
     int rc = 0;
     for (int32_t row = round->tail_start; rc == 0 && row < end;) {
@@ -125,9 +125,9 @@ static int tail_fetch(struct tv_shadow *shadow, const struct tv_shadow_round *ro
         int32_t count = round->page_size - in_page;
         count = count < end - row ? count : end - row;
         int64_t slot = (int64_t)page_table[row / round->page_size] * round->page_size + in_page;
-        rc = fetch(shadow, ret_tail + (size_t)(row - round->tail_start) * row_bytes,
-                   (const char *)attn->kv_pages + (size_t)slot * row_bytes,
-                   (size_t)count * row_bytes);
+        rc = tv_shadow_fetch(shadow, ret_tail + (size_t)(row - round->tail_start) * row_bytes,
+                             (const char *)attn->kv_pages + (size_t)slot * row_bytes,
+                             (size_t)count * row_bytes);
         row += count;
     }
     return rc;
@@ -138,11 +138,11 @@ static int layer_fetch(struct tv_shadow *shadow, struct tv_shadow_round *round, 
 {
     struct tv_shadow_layer_copy *copy = &round->layers[layer];
     size_t rows = (size_t)round->nodes * (size_t)round->heads;
-    size_t q_bytes = rows * kv_row_bytes(round);
+    size_t q_bytes = rows * tv_shadow_round_row_bytes(round);
     size_t out_bytes = rows * (size_t)round->latent_dim * tv_dtype_size(round->out_dtype);
     size_t lse_bytes = rows * sizeof(float);
-    size_t tail_bytes =
-        (size_t)(round->prefix_len + round->nodes - round->tail_start) * kv_row_bytes(round);
+    size_t tail_bytes = (size_t)(round->prefix_len + round->nodes - round->tail_start) *
+                        tv_shadow_round_row_bytes(round);
     copy->block = tv_shadow_round_take(shadow, round, lse_bytes + q_bytes + out_bytes + tail_bytes);
     if (copy->block == NULL) {
         return -ENOMEM;
@@ -158,15 +158,16 @@ static int layer_fetch(struct tv_shadow *shadow, struct tv_shadow_round *round, 
     if (copies_by_kernels(shadow)) {
         size_t table_bytes = (size_t)attn->max_pages * sizeof *owned;
         owned = malloc(table_bytes);
-        rc = owned == NULL ? -ENOMEM : fetch(shadow, owned, attn->page_table, table_bytes);
-        rc = rc != 0 ? rc : fetch_sync(shadow);
+        rc =
+            owned == NULL ? -ENOMEM : tv_shadow_fetch(shadow, owned, attn->page_table, table_bytes);
+        rc = rc != 0 ? rc : tv_shadow_fetch_sync(shadow);
         page_table = owned;
     }
-    rc = rc != 0 ? rc : fetch(shadow, copy->q, attn->q, q_bytes);
-    rc = rc != 0 ? rc : fetch(shadow, copy->out, attn->out, out_bytes);
-    rc = rc != 0 ? rc : fetch(shadow, copy->lse, attn->lse, lse_bytes);
+    rc = rc != 0 ? rc : tv_shadow_fetch(shadow, copy->q, attn->q, q_bytes);
+    rc = rc != 0 ? rc : tv_shadow_fetch(shadow, copy->out, attn->out, out_bytes);
+    rc = rc != 0 ? rc : tv_shadow_fetch(shadow, copy->lse, attn->lse, lse_bytes);
     rc = rc != 0 ? rc : tail_fetch(shadow, round, attn, page_table, copy->kv_tail);
-    rc = rc != 0 ? rc : fetch_sync(shadow);
+    rc = rc != 0 ? rc : tv_shadow_fetch_sync(shadow);
     free(owned);
     return rc;
 }
@@ -199,12 +200,12 @@ int32_t tv_shadow_round_page_count(const struct tv_shadow_round *round)
 size_t tv_shadow_round_kv_bytes(const struct tv_shadow_round *round)
 {
     return (size_t)tv_shadow_round_page_count(round) * (size_t)round->page_size *
-           kv_row_bytes(round);
+           tv_shadow_round_row_bytes(round);
 }
 
 int tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void *kv)
 {
-    size_t row_bytes = kv_row_bytes(round);
+    size_t row_bytes = tv_shadow_round_row_bytes(round);
     size_t page_bytes = (size_t)round->page_size * row_bytes;
     char *to = kv;
     memset(to, 0xff, tv_shadow_round_kv_bytes(round)); /* NaN in f32 and bf16 alike */

@@ -71,6 +71,11 @@ static int captured_whole(const struct tv_parity_case *parity_case)
            round->prefix_len == parity_case->prefix_len && round->nodes == parity_case->tree->count;
 }
 
+static int moved_wrong(const struct tv_parity_case *parity_case)
+{
+    return parity_case->round != NULL && parity_case->round->moved_wrong;
+}
+
 /* Logits and walk; the rows were compared during the pass. */
 static int report_fill(int32_t vocab, const struct tv_parity_case *parity_case, const float *oracle,
                        struct tv_parity_report *report, enum tv_shadow_verdict *ret_verdict)
@@ -128,7 +133,7 @@ static int compare(struct tv_shadow *shadow, const struct tv_parity_case *parity
     }
     if (rc == 0) {
         size_t count = (size_t)judged.tree->count * (size_t)source.config->vocab;
-        report->kv_equal = tv_shadow_rows_equal(&check);
+        report->kv_equal = tv_shadow_rows_equal(&check) && !moved_wrong(parity_case);
         report->bound_logit_abs = tv_shadow_logit_bound(tv_shadow_spread(oracle, count));
         if (rounded) { /* the checkpoint's noise has the roundings in it that were taken over */
             judged.noise = fmin(judged.noise, 2.0 * report->bound_logit_abs);
@@ -168,7 +173,10 @@ int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case
                                      ? TV_SHADOW_REL_L2_F32
                                      : TV_SHADOW_REL_L2_BF16;
     int rc = compare(shadow, parity_case, &report, &verdict);
-    if (rc == 0 && verdict == TV_SHADOW_VIOLATION) {
+    if (moved_wrong(parity_case)) { /* seen, whether the oracle could run or not */
+        verdict = TV_SHADOW_VIOLATION;
+    }
+    if (verdict == TV_SHADOW_VIOLATION) {
         tv_shadow_reproduce_path(shadow, parity_case);
     }
     settle(shadow, parity_case, verdict);

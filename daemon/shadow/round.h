@@ -66,6 +66,8 @@ struct tv_shadow_round {
     enum tv_shadow_verdict path_verdict; /* of a round on demand: the path oracle's, uncounted */
     int failed;                          /* 0, or why it cannot be judged */
     int captured;
+    int moved_wrong; /* after the commit, a row was not the captured one; the worker's until submit
+                      */
 
     /* From the first layer; the same for all. */
     int32_t nodes, heads, latent_dim, rope_dim, page_size, prefix_len;
@@ -145,12 +147,15 @@ void tv_shadow_reclaim(void *context, int64_t pages);
 /* shadow.c: one verdict of two. */
 enum tv_shadow_verdict tv_shadow_both(enum tv_shadow_verdict a, enum tv_shadow_verdict b);
 
-/* capture.c */
+/* capture.c. Device memory to host memory, on the worker's thread and in its order; then wait. */
+int tv_shadow_fetch(const struct tv_shadow *shadow, void *host, const void *device, size_t bytes);
+int tv_shadow_fetch_sync(const struct tv_shadow *shadow);
 void tv_shadow_capture(struct tv_shadow *shadow, struct tv_shadow_round *round, int32_t layer,
                        const struct tv_verify_attn *attn);
 void tv_shadow_round_free(struct tv_shadow *shadow, struct tv_shadow_round *round);
 /* `bytes` more for this round, zeroed; NULL and round->failed set when over the bound. */
 void *tv_shadow_round_take(struct tv_shadow *shadow, struct tv_shadow_round *round, size_t bytes);
+size_t tv_shadow_round_row_bytes(const struct tv_shadow_round *round);
 /* The round's KV rows of one layer as pages [page_count, page_size, row], unused rows NaN. kv must
  * hold tv_shadow_round_kv_bytes. */
 size_t tv_shadow_round_kv_bytes(const struct tv_shadow_round *round);
@@ -167,6 +172,11 @@ float tv_shadow_round_out_at(const struct tv_shadow_round *round, int32_t layer,
 /* 1: rows and queries may be bf16, but the kernels' sums are f32 and their probabilities unrounded,
  * so that f32's bounds hold (every backend in host memory). 0: the bf16 row of the contract. */
 int tv_shadow_sums_f32(const struct tv_shadow *shadow, enum tv_dtype dtype);
+/* commit.c: what the commit left. A violation leaves a reproducer, but for a round on demand, whose
+ * comparison does. */
+enum tv_shadow_verdict tv_shadow_commit_judge(struct tv_shadow *shadow,
+                                              const struct tv_shadow_round *round,
+                                              const struct tv_parity_case *parity_case);
 /* kernel.c: the kernel oracle over all layers of a round, on the shadow thread. 0 and *ret_worst,
  * *ret_within; a negative errno when it could not run. Violating layers leave a reproducer. */
 int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_round *round,

@@ -278,11 +278,23 @@ enum tv_shadow_verdict tv_shadow_both(enum tv_shadow_verdict a, enum tv_shadow_v
     return a > b ? a : b;
 }
 
+/* Weights in a device's own memory are the worker's to copy. */
+static int path_can_run(const struct tv_shadow *shadow, const struct tv_shadow_round *round)
+{
+    const struct tv_kernels *device = shadow->params.device;
+    return round->attached.tree.count > 0 && round->attached.prefix != NULL &&
+           (device == NULL || device->host_memory);
+}
+
 static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
 {
+    const struct tv_parity_case parity_case = case_of(round);
     if (round->want_kernel) {
         struct tv_shadow_block block = {0};
-        enum tv_shadow_verdict verdict = round_judge(shadow, round, &block);
+        enum tv_shadow_verdict verdict =
+            tv_shadow_both(round_judge(shadow, round, &block),
+                           tv_shadow_commit_judge(shadow, round, &parity_case));
+        block.tokens_equal = block.tokens_equal && !round->moved_wrong; /* the next ones will not */
         tv_shadow_count(shadow,
                         round->on_demand ? tv_shadow_both(verdict, round->path_verdict) : verdict);
         if (!block.ran) {
@@ -290,16 +302,16 @@ static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
         }
         round_tell(shadow, round, &block);
     }
-    if (round->want_path) {
+    if (round->want_path && path_can_run(shadow, round)) {
         struct tv_parity_report report = {0};
-        struct tv_parity_case parity_case = case_of(round);
-        int device_apart = shadow->params.device != NULL && !shadow->params.device->host_memory;
-        if (round->attached.tree.count == 0 || parity_case.prefix == NULL || device_apart) {
-            tv_shadow_count(shadow, TV_SHADOW_SKIPPED); /* its weights are the worker's to copy */
-        } else {
-            /* counts itself */
-            (void)tv_shadow_path_compare(shadow, &parity_case, &report);
+        /* counts itself */
+        (void)tv_shadow_path_compare(shadow, &parity_case, &report);
+    } else if (round->want_path) {
+        enum tv_shadow_verdict commit = TV_SHADOW_EXACT;
+        if (!round->want_kernel) { /* else it has been judged */
+            commit = tv_shadow_commit_judge(shadow, round, &parity_case);
         }
+        tv_shadow_count(shadow, tv_shadow_both(TV_SHADOW_SKIPPED, commit));
     }
 }
 

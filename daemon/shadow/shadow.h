@@ -44,6 +44,9 @@ enum tv_shadow_why {
 struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, enum tv_shadow_why why);
 /* A tv_model_layer_hook: copies q, out, lse, tail rows; pins prefix pages. context = the round. */
 void tv_shadow_layer(void *context, int32_t layer, const struct tv_verify_attn *attn);
+/* A tv_round_commit_hook: are the rows that were kept those of the layers, bit for bit? */
+void tv_shadow_committed(void *context, const struct tv_cache_seq *seq, const int32_t *nodes,
+                         int32_t count);
 /* Hand the finished round over. done (may be NULL) is called on the shadow thread with the block
  * for want.shadow, while a lock of the shadow is held: it must not call the shadow. Rounds with a
  * done are judged before those without. Never waits for a judgement. */
@@ -67,7 +70,8 @@ struct tv_parity_case {
     int32_t accepted_count, pending;
     double noise; /* of the two paths compared, together: a smaller gap is a near tie */
     /* The same round as captured through tv_shadow_layer, not yet submitted: its KV rows are
-     * compared too. NULL: they are not, and kv_equal is 1. */
+     * compared too, and those that tv_shadow_committed saw. NULL: they are not, and kv_equal is 1.
+     */
     struct tv_shadow_round *round;
     /* Any of them not 0: give up with -ECANCELED at the next step. NULL: no such. */
     const atomic_int *cancelled[2];

@@ -239,17 +239,32 @@ static int launch(struct tv_verify_engine *self, const struct tv_round_in *in, i
     return rc;
 }
 
+/* Keep the accepted rows, or move them only to be looked at. */
+static int rows_commit(struct tv_cache *cache, const struct tv_round_in *in,
+                       const struct tv_round_out *out)
+{
+    struct tv_cache_seq *seq = &in->context->seq;
+    int32_t len = seq->len;
+    int rc = tv_cache_commit(cache, seq, out->nodes, out->accepted_count);
+    if (rc == 0 && in->committed != NULL) {
+        in->committed(in->hook_context, seq, out->nodes, out->accepted_count);
+    }
+    if (rc == 0 && !in->commit) {
+        rc = tv_cache_truncate(cache, seq, len);
+    }
+    return rc;
+}
+
 /* Answer one launched round, then commit it or give its rows back. */
 static int round_settle(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
                         const struct tv_round_in *in, const float *logits, struct tv_round_out *out)
 {
     struct tv_cache *cache = self->engine.cache;
-    struct tv_cache_seq *seq = &in->context->seq;
     int rc = tv_engine_answer(self, slot, in, logits, out);
-    if (rc == 0 && in->commit) {
-        rc = tv_cache_commit(cache, seq, out->nodes, out->accepted_count);
+    if (rc == 0 && (in->commit || in->committed != NULL)) {
+        rc = rows_commit(cache, in, out);
     } else {
-        tv_cache_drop(cache, seq);
+        tv_cache_drop(cache, &in->context->seq);
     }
     if (rc == -EDOM) {
         round_refuse(out, TV_NUMERIC_FAULT, "a logit of a row in use is not finite");

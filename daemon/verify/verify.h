@@ -33,6 +33,11 @@ struct tv_drawn {
     float margin; /* smallest over the rows used */
 };
 
+/* Called once a round's accepted rows are where they stay: the last `count` committed rows of the
+ * sequence are the tree's nodes[0..count). */
+typedef void tv_round_commit_hook(void *context, const struct tv_cache_seq *seq,
+                                  const int32_t *nodes, int32_t count);
+
 struct tv_round_in {
     struct tv_context *context;
     const struct tv_tree *tree; /* checked; node 0 = pending */
@@ -45,7 +50,9 @@ struct tv_round_in {
     /* The rows that the client gets, which must be finite; NULL: all of them. */
     const struct tv_rows *logits_rows, *topk_rows;
     tv_model_layer_hook *hook;
-    void *hook_context;
+    /* With commit 0 the rows are moved for its sake and taken back. NULL: not called. */
+    tv_round_commit_hook *committed;
+    void *hook_context; /* of both */
 };
 
 /* Arrays are the engine's and valid until its next call. */

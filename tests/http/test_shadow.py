@@ -141,6 +141,29 @@ class ShadowTest(unittest.TestCase):
             with start() as daemon:
                 self.assertEqual(self.run_cli(daemon, kept).returncode, 0)
 
+    def test_a_move_that_fails_is_found(self):
+        """The commit of a round whose second accepted node does not lie second; its reproducer fails again."""
+        greedy = {"rule": "greedy", "seed": "3"}
+        with tempfile.TemporaryDirectory() as folder:
+            env = {"TV_PLANT": "commit", "XDG_STATE_HOME": folder}
+            with start(PLANTED, "--shadow", "all", "--shadow-path-p", "1", env=env) as daemon:
+                client = daemon.client()
+                session = Session(client, list(range(20)), sampling=greedy)
+                root = {"tokens": [session.state["pending"]], "parents": [-1]}
+                drawn = client.post("/v1/verify", {"tokens": list(range(20)), "tree": root, "sampling": greedy})["pending"]
+                await_rounds(client, 2)
+                answer = session.verify([(drawn + 1) % VOCAB, drawn], [0, 0])
+                self.assertEqual((answer["new_tokens"][0], len(answer["new_tokens"])), (drawn, 2))
+                totals = await_rounds(client, 4)
+                self.assertEqual(totals["rounds"]["violation"], 2, totals)
+                self.assertEqual({entry["kind"] for entry in totals["violations"]}, {"path"})
+                kept = os.path.join(folder, "treeverify", "violation-00000001.json")
+                again = self.run_cli(daemon, kept)
+                self.assertEqual(again.returncode, 1, again)
+                client.close()
+            with start() as daemon:
+                self.assertEqual(self.run_cli(daemon, kept).returncode, 0)
+
     def test_no_folder_is_said(self):
         with tempfile.TemporaryDirectory() as folder:
             switch = os.path.join(folder, "on")

@@ -1,5 +1,6 @@
 /*
- * plant.c - wrong scales, positions, projections, routes and masks, as wrappers of table slots.
+ * plant.c - wrong scales, positions, projections, routes, masks and moves, as wrappers of table
+ * slots.
  *
  * The naive slot is wrapped like the fast one: the fault is in what attention is asked, so the
  * comparison of the two kernels cannot see it. Which form a call belongs to is read from its
@@ -34,6 +35,7 @@ enum plant {
     PLANT_MASK,
     PLANT_LATE,
     PLANT_STUCK,
+    PLANT_COMMIT,
     PLANT_COUNT
 };
 
@@ -54,6 +56,7 @@ const char *const tv_plant_names[PLANT_COUNT + 1] = {
     [PLANT_MASK] = "mask",
     [PLANT_LATE] = "late",
     [PLANT_STUCK] = "stuck",
+    [PLANT_COMMIT] = "commit",
 };
 
 static struct tv_kernels real; /* the table as it was */
@@ -196,6 +199,15 @@ static int plant_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *
     return rc;
 }
 
+/* Accepted rows stay where they were written. */
+static int plant_kv_move(struct tv_kernels *k, void *kv_pages, size_t row_bytes, int64_t slot_count,
+                         const int64_t *src, const int64_t *dst, int32_t count)
+{
+    return planted == PLANT_COMMIT
+               ? 0
+               : real.kv_move(k, kv_pages, row_bytes, slot_count, src, dst, count);
+}
+
 int tv_plant(struct tv_kernels *kernels, const char *name)
 {
     for (int i = 0; i < PLANT_COUNT; i++) {
@@ -210,6 +222,7 @@ int tv_plant(struct tv_kernels *kernels, const char *name)
             kernels->linear = plant_linear;
             kernels->router = plant_router;
             kernels->swiglu = plant_swiglu;
+            kernels->kv_move = plant_kv_move;
             return 0;
         }
     }
