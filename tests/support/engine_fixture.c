@@ -26,6 +26,7 @@ void tv_engine_fixture_open(struct tv_engine_fixture *fixture,
         .max_len = options->max_len,
         .pages = options->pages > 0 ? options->pages : 4096 / page_size,
         .kv_dtype = options->kv_dtype,
+        .prefix = options->prefix,
         .threads = 1};
     memset(fixture, 0, sizeof *fixture);
     tv_fixture_open(&fixture->base, &base);

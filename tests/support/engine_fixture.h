@@ -27,6 +27,7 @@ struct tv_engine_fixture_options {
     int32_t max_len;        /* 0: the checkpoint's */
     int64_t pages;          /* 0: 4096 rows */
     enum tv_dtype kv_dtype; /* 0: f32 */
+    enum tv_cache_prefix prefix;
 };
 
 void tv_engine_fixture_open(struct tv_engine_fixture *fixture,

@@ -55,7 +55,8 @@ void tv_fixture_open(struct tv_fixture *fixture, const struct tv_fixture_options
                                      .row_dim = config->kv_lora + config->rope_dim,
                                      .dtype = options->kv_dtype,
                                      .pages = options->pages,
-                                     .poison = tv_fixture_poison()};
+                                     .poison = tv_fixture_poison(),
+                                     .prefix = options->prefix};
     assert_int_equal(tv_cache_create(fixture->kernels, &params, &fixture->cache), 0);
 }
 

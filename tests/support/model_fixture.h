@@ -25,6 +25,7 @@ struct tv_fixture_options {
     int64_t pages;
     int32_t threads;
     enum tv_dtype kv_dtype;
+    enum tv_cache_prefix prefix;
 };
 
 /* Directory of a bundled checkpoint; static storage, valid until the next call. */
