@@ -139,6 +139,28 @@ static const struct tv_request_field decode_fields[] = {
     LEASE(0),
     ACK,
 };
+static TV_REQUEST_READER(read_pending)
+{
+    ((struct tv_request *)base)->has_pending = 1;
+    return tv_request_read_token(reader, value, field, base);
+}
+static const struct tv_request_field rollback_fields[] = {
+    SEQ,
+    EPOCH,
+    EXPECTED_LEN,
+    EXPECTED_DIGEST,
+    {"len", 1, tv_request_read_int32, AT(len), 1, INT31_MAX},
+    {"pending", 0, read_pending, AT(pending), 0, 0},
+    DEADLINE,
+    LEASE(0),
+    ACK,
+};
+static const struct tv_request_field fork_fields[] = {
+    EPOCH,
+    {"len", 0, tv_request_read_int32, AT(len), 1, INT31_MAX},
+    {"seed", 0, tv_request_read_seed, AT(sampling), 0, 0},
+    LEASE(0),
+};
 static const struct tv_request_field renew_fields[] = {LEASE(1)};
 static const struct tv_request_field oneshot_fields[] = {
     TOKENS, TOKENS_B64, TREE(1), SAMPLING, WANT, DEADLINE,
@@ -308,6 +330,11 @@ static int read_body(struct tv_request_reader *reader, const struct tv_json_valu
     case TV_CALL_DECODE:
         return tv_request_read_object(reader, root, decode_fields, COUNT_OF(decode_fields),
                                       request);
+    case TV_CALL_ROLLBACK:
+        return tv_request_read_object(reader, root, rollback_fields, COUNT_OF(rollback_fields),
+                                      request);
+    case TV_CALL_FORK:
+        return tv_request_read_object(reader, root, fork_fields, COUNT_OF(fork_fields), request);
     case TV_CALL_RENEW:
         return tv_request_read_object(reader, root, renew_fields, COUNT_OF(renew_fields), request);
     case TV_CALL_ONESHOT:

@@ -23,6 +23,8 @@ enum tv_call_kind {
     TV_CALL_VERIFY,           /* POST   /v1/sessions/{id}/verify */
     TV_CALL_EXTEND,           /* POST   /v1/sessions/{id}/extend */
     TV_CALL_DECODE,           /* POST   /v1/sessions/{id}/decode */
+    TV_CALL_ROLLBACK,         /* POST   /v1/sessions/{id}/rollback */
+    TV_CALL_FORK,             /* POST   /v1/sessions/{id}/fork */
     TV_CALL_RENEW,            /* POST   /v1/sessions/{id}/renew */
     TV_CALL_ROUND,            /* GET    /v1/sessions/{id}/rounds/{seq}?wait_ms= */
     TV_CALL_TENSOR,           /* GET    /v1/sessions/{id}/rounds/{seq}/tensor */
@@ -99,6 +101,9 @@ struct tv_request {
     int32_t token_count;
     int keep_pending;
     int32_t max_tokens; /* decode */
+    int32_t len;        /* rollback, fork: the length to go to; 0 = absent */
+    int has_pending;    /* rollback: the token to be pending there */
+    int32_t pending;
 
     int has_sampling;
     struct tv_sampling_request sampling;

@@ -60,6 +60,8 @@ TV_REQUEST_READER(tv_request_read_session); /* char[32] */
 TV_REQUEST_READER(tv_request_read_salt);
 TV_REQUEST_READER(tv_request_read_rule);
 TV_REQUEST_READER(tv_request_read_digest); /* expected_digest of the request */
+TV_REQUEST_READER(tv_request_read_token);  /* int32, below the vocabulary */
+TV_REQUEST_READER(tv_request_read_seed);   /* struct tv_sampling_request at offset */
 /* Parts with a table of their own; they write to the request. */
 TV_REQUEST_READER(tv_request_read_tokens);
 TV_REQUEST_READER(tv_request_read_tokens_b64);

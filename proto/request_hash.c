@@ -88,6 +88,9 @@ static void put_fixed(struct gather *gather, const struct tv_request *request)
     put_bytes(gather, request->expected_digest, sizeof(request->expected_digest));
     put32(gather, request->keep_pending);
     put32(gather, request->max_tokens);
+    put32(gather, request->len);
+    put32(gather, request->has_pending);
+    put32(gather, request->pending);
     put32(gather, (int32_t)sampling->rule);
     put_double(gather, sampling->temperature);
     put32(gather, sampling->top_k);

@@ -145,16 +145,24 @@ static TV_REQUEST_READER(read_filter_top_k)
     return tv_request_read_int32(reader, value, &ranged, base);
 }
 
-/* A decimal string of an unsigned 64-bit value, in one spelling only. */
-static TV_REQUEST_READER(read_seed)
+TV_REQUEST_READER(tv_request_read_token)
 {
-    struct tv_sampling_request *sampling = base;
+    struct tv_request_field ranged = *field;
+
+    ranged.high = reader->limits->tree.vocab - 1;
+    return tv_request_read_int32(reader, value, &ranged, base);
+}
+
+/* A decimal string of an unsigned 64-bit value, in one spelling only. */
+TV_REQUEST_READER(tv_request_read_seed)
+{
+    struct tv_sampling_request *sampling =
+        (struct tv_sampling_request *)(void *)((char *)base + field->offset);
     size_t bytes = 0, i;
     const char *text = tv_json_string(value, &bytes);
     uint64_t seed = 0;
     int ok;
 
-    (void)field; /* writes two members */
     if (text == NULL) {
         return tv_request_refuse(reader, TV_WRONG_TYPE,
                                  "a decimal string is expected (64 bits do not fit a number)");
@@ -183,7 +191,7 @@ TV_REQUEST_READER(tv_request_read_sampling)
         {"top_k", 0, read_filter_top_k, offsetof(struct tv_sampling_request, top_k), 0, 0},
         {"top_p", 0, read_top_p, offsetof(struct tv_sampling_request, top_p), 0, 1},
         {"min_p", 0, tv_request_read_number, offsetof(struct tv_sampling_request, min_p), 0, 1},
-        {"seed", 0, read_seed, 0, 0, 0},
+        {"seed", 0, tv_request_read_seed, 0, 0, 0},
     };
     struct tv_request *request = base;
 

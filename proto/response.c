@@ -241,6 +241,29 @@ static void write_create(struct tv_buf *buf, const struct tv_round *round)
         (int)round->limits.replay_window);
 }
 
+/* Nothing was drawn, so there is no rule and no margin. */
+static void write_rollback(struct tv_buf *buf, const struct tv_round *round, int replayed)
+{
+    tv_write_raw(buf, "{\"seq\":");
+    tv_write_int(buf, round->seq);
+    tv_write_raw(buf, ",\"status\":");
+    tv_write_text(buf, round->finish == TV_FINISH_NONE ? "committed" : "finished");
+    tv_write_raw(buf, ",\"pending\":");
+    tv_write_int(buf, round->pending);
+    tv_write_raw(buf, ",\"committed_len\":");
+    tv_write_int(buf, round->committed_len);
+    tv_write_raw(buf, ",\"digest\":");
+    tv_write_hex(buf, round->digest, sizeof(round->digest));
+    tv_write_raw(buf, ",\"next_seq\":");
+    tv_write_int(buf, round->next_seq);
+    tv_write_finish(buf, round->finish);
+    tv_write_raw(buf, ",\"lease_expires_at\":");
+    tv_write_time(buf, round->lease_expires_unix_ms);
+    tv_write_raw(buf, ",\"replayed\":");
+    tv_write_flag(buf, replayed);
+    tv_write_raw(buf, "}");
+}
+
 static void write_oneshot(struct tv_buf *buf, const struct tv_round *round)
 {
     tv_write_raw(buf, "{");
@@ -256,8 +279,12 @@ static void write_oneshot(struct tv_buf *buf, const struct tv_round *round)
 
 void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int replayed)
 {
-    if (round->kind == TV_CALL_CREATE) {
+    if (round->kind == TV_CALL_CREATE || round->kind == TV_CALL_FORK) {
         write_create(buf, round);
+        return;
+    }
+    if (round->kind == TV_CALL_ROLLBACK) {
+        write_rollback(buf, round, replayed);
         return;
     }
     if (round->kind == TV_CALL_ONESHOT) {

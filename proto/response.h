@@ -83,8 +83,8 @@ struct tv_shadow_block {
     const char *skipped; /* why there is no result when it did not run; static text, or NULL */
 };
 
-/* The answer of create, verify, extend, decode and the one-shot verify: `kind` says which members
- * the encoder writes. Arrays are the caller's and outlive the call. */
+/* The answer of create, fork, verify, extend, decode, rollback and the one-shot verify: `kind` says
+ * which members the encoder writes. Arrays are the caller's and outlive the call. */
 struct tv_round {
     enum tv_call_kind kind;
     char session[32], epoch[17];
@@ -100,7 +100,7 @@ struct tv_round {
     int32_t committed_len;
     uint8_t digest[16];
     int32_t next_seq;
-    int32_t cached_len; /* create */
+    int32_t cached_len; /* create, fork */
     enum tv_rule rule;
     int has_margin; /* 0: null */
     float margin_min;
@@ -110,7 +110,7 @@ struct tv_round {
     const struct tv_logits_block *logits;
     const struct tv_shadow_block *shadow;
     struct tv_sampling_state sampling;
-    struct tv_limits_info limits; /* create */
+    struct tv_limits_info limits; /* create, fork */
     int32_t stat_nodes, stat_depth;
     double accept_len_mean;
     int64_t queue_us, gpu_us, total_us;

@@ -36,6 +36,7 @@ int64_t tv_sched_deadline(const struct tv_call *call)
 {
     const struct tv_request *request = &call->request;
     if (request->deadline_ms > 0 && request->kind != TV_CALL_CREATE &&
+        request->kind != TV_CALL_FORK &&
         request->kind != TV_CALL_PARITY) { /* those have no such field */
         return call->received_us + (int64_t)request->deadline_ms * 1000;
     }
@@ -168,6 +169,28 @@ static int admission(struct tv_sched *sched, struct tv_problem *problem)
     return -EINVAL;
 }
 
+/* For what takes no seq: 1 and *problem while something else is under way. */
+static int refuse_busy(const struct tv_session *session, struct tv_problem *problem)
+{
+    if (!session->busy) {
+        return 0;
+    }
+    tv_problem_set(problem, TV_SESSION_BUSY, NULL,
+                   "another operation of this session is under way");
+    tv_session_explain(session, session->len, problem);
+    return 1;
+}
+
+static int sessions_full(struct tv_sched *sched, struct tv_problem *problem)
+{
+    if (sched->table.count < sched->config->max_sessions) {
+        return 0;
+    }
+    tv_problem_set(problem, TV_RATE_LIMITED, NULL, "%d sessions are open", sched->table.count);
+    problem->retry_after_s = 1;
+    return 1;
+}
+
 static int fault(struct tv_problem *problem, const char *text)
 {
     tv_problem_set(problem, TV_INTERNAL, NULL, "%s", text);
@@ -207,12 +230,7 @@ static int check_create(struct tv_sched *sched, struct job *job, struct tv_probl
                        max_len);
         return -EINVAL;
     }
-    if (sched->table.count >= sched->config->max_sessions) {
-        tv_problem_set(problem, TV_RATE_LIMITED, NULL, "%d sessions are open", sched->table.count);
-        problem->retry_after_s = 1;
-        return -EINVAL;
-    }
-    if (admission(sched, problem) != 0) {
+    if (sessions_full(sched, problem) || admission(sched, problem) != 0) {
         return -EINVAL;
     }
     if (tv_sessions_build(&sched->table, request, job->call->principal, &job->session) != 0) {
@@ -227,6 +245,38 @@ static int check_create(struct tv_sched *sched, struct job *job, struct tv_probl
     return 0;
 }
 
+/* The child is made at once, so that it is counted; its rows come with the worker. */
+static int check_fork(struct tv_sched *sched, struct job *job, struct tv_problem *problem)
+{
+    const struct tv_request *request = &job->call->request;
+    struct tv_session *parent = NULL;
+    if (tv_sched_session_of(sched, job->call, &parent, problem) != 0) {
+        return -EINVAL;
+    }
+    if (refuse_busy(parent, problem)) {
+        return -EINVAL;
+    }
+    if (request->len > parent->len) {
+        tv_problem_set(problem, TV_WRONG_VALUE, "/len", "len %d, but the committed length is %d",
+                       request->len, parent->len);
+        return -EINVAL;
+    }
+    if (sessions_full(sched, problem) || admission(sched, problem) != 0) {
+        return -EINVAL;
+    }
+    if (tv_sessions_fork(&sched->table, parent, request->len > 0 ? request->len : parent->len,
+                         request, &job->session) != 0) {
+        return fault(problem, "no memory for a session");
+    }
+    rule_of_session(job);
+    tv_session_occupy(job->session, 0, NULL, job);
+    tv_session_occupy(parent, 0, NULL, job);
+    job->parent = parent;
+    job->digest = job->session->digest;
+    job->own_context = 1; /* until the session has it */
+    return 0;
+}
+
 /* Tokens that the round may commit at most. */
 static int32_t commit_max(const struct tv_request *request, int32_t alternative)
 {
@@ -235,6 +285,8 @@ static int32_t commit_max(const struct tv_request *request, int32_t alternative)
         return tv_request_tree(request, alternative)->depth + 1;
     case TV_CALL_DECODE:
         return request->max_tokens;
+    case TV_CALL_ROLLBACK:
+        return 0;
     default:
         return request->token_count + 1;
     }
@@ -320,8 +372,8 @@ static int skip(struct tv_session *session, struct tv_call *call, struct tv_prob
     return 1;
 }
 
-/* verify, extend, decode. 0: the job may be queued; 1: the call is answered or attached, *ret_kept
- * says which; -EINVAL with *problem. */
+/* verify, extend, decode, rollback. 0: the job may be queued; 1: the call is answered or attached,
+ * *ret_kept says which; -EINVAL with *problem. */
 static int check_round(struct tv_sched *sched, struct job *job, int *ret_attached,
                        struct tv_problem *problem)
 {
@@ -378,10 +430,7 @@ static int check_detached(struct tv_sched *sched, struct job *job, struct tv_pro
         if (tv_sched_session_of(sched, job->call, &session, problem) != 0) {
             return -EINVAL;
         }
-        if (session->busy) {
-            tv_problem_set(problem, TV_SESSION_BUSY, NULL,
-                           "another operation of this session is under way");
-            tv_session_explain(session, session->len, problem);
+        if (refuse_busy(session, problem)) {
             return -EINVAL;
         }
         if (tv_session_judge_tree(session, &request->tree, problem) != 0 ||
@@ -452,6 +501,8 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
     tv_sched_lock(sched);
     if (call->request.kind == TV_CALL_CREATE) {
         rc = check_create(sched, job, &problem);
+    } else if (call->request.kind == TV_CALL_FORK) {
+        rc = check_fork(sched, job, &problem);
     } else if (call->request.kind == TV_CALL_ONESHOT || call->request.kind == TV_CALL_SCORE ||
                call->request.kind == TV_CALL_PARITY) {
         rc = check_detached(sched, job, &problem);

@@ -53,6 +53,22 @@ static void refuse_all(struct job *job, const struct tv_problem *problem,
     tv_sched_job_let_go(job, ret_calls);
 }
 
+/* A job whose session nobody knows before it succeeds. */
+static int creates(const struct job *job)
+{
+    return job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_FORK;
+}
+
+/* With the lock: a fork has used its parent, or could not. */
+static void parent_let_go(struct tv_sched *sched, struct job *job)
+{
+    if (job->parent != NULL) {
+        tv_session_renew(job->parent, 0, tv_clock_us());
+        tv_session_idle(&sched->table, job->parent);
+        job->parent = NULL;
+    }
+}
+
 /* With the lock: the session is as it was before the job. Calls that this refuses, too: they
  * waited for its round. */
 static void session_restore(struct tv_sched *sched, struct job *job, struct tv_call **ret_calls)
@@ -61,10 +77,11 @@ static void session_restore(struct tv_sched *sched, struct job *job, struct tv_c
     if (session == NULL) {
         return;
     }
-    if (job->round.kind == TV_CALL_CREATE) {
+    if (creates(job)) {
         session->context = job->context; /* NULL, or closed with the gone */
         job->context = NULL;
         tv_sessions_discard(&sched->table, session);
+        parent_let_go(sched, job);
     } else { /* a lease counts from the end of what ran on it */
         tv_session_renew(session, 0, tv_clock_us());
         tv_sched_behind_refuse(sched, session, ret_calls);
@@ -125,7 +142,7 @@ void tv_sched_job_fail(struct tv_sched *sched, struct job *job, enum tv_code cod
         problem.pages_free = job->shortage.pages_free;
     }
     context_restore(sched, job);
-    if (job->round.kind != TV_CALL_CREATE) {
+    if (!creates(job)) {
         tv_sched_job_close(sched, job);
     }
     tv_sched_lock(sched);
@@ -238,7 +255,8 @@ static void round_complete(struct tv_sched *sched, struct job *job)
             tokens += round->new_count;
         }
         memcpy(round->session, session->id, sizeof round->session);
-        round->committed_len = session->len + job->staged;
+        round->committed_len =
+            round->kind == TV_CALL_ROLLBACK ? job->call->request.len : session->len + job->staged;
         round->accept_len_mean = rounds > 0 ? (double)tokens / (double)rounds : 0.0;
         round->lease_expires_unix_ms = tv_session_lease_end(session, lease_s);
     }
@@ -254,12 +272,18 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
 {
     struct tv_session *session = job->session;
     int64_t now_us = tv_clock_us();
-    tv_session_commit(session, job->staged, &job->digest, job->end.token, job->end.finish);
-    if (job->round.kind == TV_CALL_CREATE) {
+    if (job->round.kind == TV_CALL_ROLLBACK) {
+        tv_session_rollback(session, job->round.committed_len, &job->digest, job->end.token,
+                            job->end.finish);
+    } else {
+        tv_session_commit(session, job->staged, &job->digest, job->end.token, job->end.finish);
+    }
+    if (creates(job)) {
         session->context = job->context;
         job->context = NULL;
         tv_session_idle(&sched->table, session);
         tv_sessions_publish(&sched->table, session, now_us);
+        parent_let_go(sched, job);
         job->session = NULL;
         return;
     }
@@ -300,8 +324,8 @@ static int kept_make(struct job *job, const struct tv_buf *body, struct tv_sessi
 
 void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
 {
-    int http_status = job->round.kind == TV_CALL_CREATE ? 201 : 200;
-    struct tv_session_kept kept;
+    int http_status = creates(job) ? 201 : 200;
+    struct tv_session_kept kept = {0};
     struct tv_buf body;
     round_complete(sched, job);
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES + 2 * sched->limits.inline_bytes);
@@ -311,6 +335,16 @@ void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
         tv_buf_finish(&body);
         tv_sched_job_fail(sched, job, code, "the answer could not be written");
         return;
+    }
+    if (job->round.kind == TV_CALL_ROLLBACK) { /* with the answer at hand: it cannot fail after */
+        int rc =
+            sched->engine->ops->truncate(sched->engine, job->context, job->round.committed_len);
+        if (rc != 0) {
+            tv_session_kept_finish(&kept);
+            tv_buf_finish(&body);
+            tv_sched_job_fail_rc(sched, job, rc);
+            return;
+        }
     }
     tv_sched_prefix_publish(sched, job);
     if (job->session == NULL) {

@@ -70,6 +70,7 @@ struct job {
     int queued;                 /* in the queue, may still be dropped; guarded by the lock */
     int behind;                 /* queued, but in the list of those that wait for a round */
     struct tv_session *session; /* NULL: one-shot, parity on its own prefix, or let go */
+    struct tv_session *parent;  /* fork: whose rows the session gets; occupied too */
     struct tv_context *context; /* the session's, or owned when own_context */
     int own_context;
     int32_t nodes;       /* rows of its next round */
@@ -225,6 +226,9 @@ void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job);
 int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request,
                               struct tv_problem *problem);
 void *tv_sched_comparer_main(void *context);
+/* pages.c. Rollback and fork: nothing to launch, done between two launches. */
+int tv_sched_pages_only(const struct job *job);
+void tv_sched_pages_run(struct tv_sched *sched, struct job *job);
 /* info.c: the worker thread, without the lock. */
 void tv_sched_self_test_run(struct tv_sched *sched);
 /* With the lock: microseconds that an engine call has gone without progress; 0 outside of one. */

@@ -18,6 +18,7 @@ struct turn {
     struct tv_session *gone; /* contexts to be closed */
     struct job *judged;      /* one whose oracle has spoken, or is waited for no longer */
     struct job *abort;       /* one that the stop ends */
+    struct job *pages;       /* one that computes nothing */
     struct job *slice;       /* one that prefills */
     int32_t launch;          /* rounds in sched->batch */
     int deep, draining;
@@ -119,13 +120,26 @@ static void start_sliced(struct tv_sched *sched)
     struct job *job = sched->queue.first;
     while (job != NULL && sliced < TV_SCHED_SLICED_MAX) {
         struct job *next = job->next;
-        if (job->round.kind != TV_CALL_VERIFY) {
+        if (job->round.kind != TV_CALL_VERIFY && !tv_sched_pages_only(job)) {
             int prefills = job->own_context || job->round.kind == TV_CALL_EXTEND;
             start(sched, job, prefills ? JOB_PREFILL : JOB_ROUND);
             sliced++;
         }
         job = next;
     }
+}
+
+/* Their sessions have nothing else under way, so none of them waits for a launch or a slice. */
+static struct job *start_pages(struct tv_sched *sched)
+{
+    struct job *job = sched->queue.first;
+    while (job != NULL && !tv_sched_pages_only(job)) {
+        job = job->next;
+    }
+    if (job != NULL) {
+        start(sched, job, JOB_ROUND);
+    }
+    return job;
 }
 
 static int fits(const struct tv_sched *sched, const struct job *job, int32_t count, int32_t rows)
@@ -256,9 +270,10 @@ static int plan(struct tv_sched *sched, struct turn *turn, int64_t *ret_wake_us)
         start_sliced(sched);
         turn->launch = pick_launch(sched);
         turn->slice = pick_slice(sched);
+        turn->pages = start_pages(sched); /* after the launch was picked: it is in none */
     }
     return turn->calls != NULL || turn->gone != NULL || turn->deep || turn->judged != NULL ||
-           turn->abort != NULL || turn->launch > 0 || turn->slice != NULL;
+           turn->abort != NULL || turn->pages != NULL || turn->launch > 0 || turn->slice != NULL;
 }
 
 static void bury(struct tv_sched *sched, struct tv_session *gone)
@@ -286,6 +301,9 @@ static void act(struct tv_sched *sched, const struct turn *turn)
     }
     if (turn->abort != NULL) {
         tv_sched_job_fail(sched, turn->abort, TV_DRAINING, "the server is going away");
+    }
+    if (turn->pages != NULL) {
+        tv_sched_pages_run(sched, turn->pages);
     }
     if (turn->launch > 0) {
         tv_sched_launch_run(sched, turn->launch);

@@ -83,6 +83,30 @@ void tv_session_commit(struct tv_session *session, int32_t count, const struct t
     session->finish = finish;
 }
 
+void tv_session_at(const struct tv_session *session, int32_t len, struct tv_digest *ret_digest,
+                   int32_t *ret_pending, enum tv_finish *ret_finish)
+{
+    int32_t page = session->table->params.page_size;
+    int32_t from = len / page * page;
+    assert(len >= 1 && len <= session->len);
+    *ret_digest = from > 0 ? session->borders[from / page - 1] : session->root;
+    for (int32_t i = from; i < len; i++) {
+        tv_digest_push(ret_digest, session->tokens[i]);
+    }
+    *ret_pending = len < session->len ? session->tokens[len] : session->pending;
+    /* reopened, but where the next token is the last that fits, it would end at once */
+    *ret_finish = (int64_t)len + 1 >= session->max_len ? TV_FINISH_LENGTH : TV_FINISH_NONE;
+}
+
+void tv_session_rollback(struct tv_session *session, int32_t len, const struct tv_digest *digest,
+                         int32_t pending, enum tv_finish finish)
+{
+    session->len = len;
+    session->digest = *digest;
+    session->pending = pending;
+    session->finish = finish;
+}
+
 void tv_session_renew(struct tv_session *session, int32_t lease_s, int64_t now_us)
 {
     if (lease_s > 0) {
@@ -233,7 +257,8 @@ static enum tv_session_verdict judge_seq(const struct tv_session *session,
 static int judge_belief(const struct tv_session *session, const struct tv_request *request,
                         const struct tv_tree *tree, struct tv_problem *problem)
 {
-    if (request->kind != TV_CALL_EXTEND && session->finish != TV_FINISH_NONE) {
+    int reopens = request->kind == TV_CALL_EXTEND || request->kind == TV_CALL_ROLLBACK;
+    if (!reopens && session->finish != TV_FINISH_NONE) {
         tv_problem_set(problem, TV_SESSION_FINISHED, NULL, "the session has finished: %s",
                        session->finish == TV_FINISH_STOP ? "stop" : "length");
     } else if (!request->len_implied && request->expected_len != session->len) {
@@ -279,6 +304,11 @@ static int judge_room(const struct tv_session *session, const struct tv_request 
 {
     if (request->kind == TV_CALL_VERIFY) {
         return judge_tree_room(session, tree, problem);
+    }
+    if (request->kind == TV_CALL_ROLLBACK && request->len > session->len) {
+        tv_problem_set(problem, TV_WRONG_VALUE, "/len", "len %d, but the committed length is %d",
+                       request->len, session->len);
+        return -EINVAL;
     }
     if (request->kind == TV_CALL_EXTEND) {
         int64_t len = (int64_t)session->len + request->token_count + (request->keep_pending != 0);

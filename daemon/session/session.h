@@ -58,6 +58,7 @@ struct tv_session {
 
     int32_t *tokens; /* [token_capacity], owned; the first len are committed */
     int32_t len, token_capacity;
+    struct tv_digest root;     /* of no token: model and salt */
     struct tv_digest digest;   /* of the first len tokens */
     struct tv_digest *borders; /* [border_capacity], owned; of the first (i + 1) * page_size */
     int32_t border_capacity;
@@ -126,6 +127,10 @@ void tv_sessions_finish(struct tv_sessions *table);
  * for the prompt; counted, not yet found by anybody. -EBUSY: sessions_max; -ENOMEM; -EIO. */
 int tv_sessions_build(struct tv_sessions *table, const struct tv_request *request,
                       const char *principal, struct tv_session **ret_session);
+/* The same for a fork: its first len tokens, sampling (request's seed, when it has one), stop rule
+ * and lease are the parent's. -EBUSY, -ENOMEM, -EIO. */
+int tv_sessions_fork(struct tv_sessions *table, const struct tv_session *parent, int32_t len,
+                     const struct tv_request *request, struct tv_session **ret_session);
 /* The prompt is in its context: everybody may find it from now on. */
 void tv_sessions_publish(struct tv_sessions *table, struct tv_session *session, int64_t now_us);
 /* The create failed: back to nothing. The context goes the way of the gone. */
@@ -167,8 +172,8 @@ enum tv_session_verdict {
     TV_SESSION_SKIP,    /* conditional: the round before has ended otherwise */
     TV_SESSION_REFUSED, /* *problem says why */
 };
-/* For verify, extend and decode: everything from seq to the context length, in the order of the
- * contract. */
+/* For verify, extend, decode and rollback: everything from seq to the context length, in the order
+ * of the contract. */
 enum tv_session_verdict tv_session_judge(const struct tv_session *session,
                                          const struct tv_request *request,
                                          struct tv_problem *problem);
@@ -192,6 +197,14 @@ void tv_session_stage_known(struct tv_session *session, const int32_t *tokens, i
 /* Make `count` staged tokens committed. */
 void tv_session_commit(struct tv_session *session, int32_t count, const struct tv_digest *digest,
                        int32_t pending, enum tv_finish finish);
+/* What the session is at a shorter length (1 <= len <= its own): digest, the token that stood there
+ * as pending (the pending one at its own length), and whether it has room for another. Hashes less
+ * than a page. */
+void tv_session_at(const struct tv_session *session, int32_t len, struct tv_digest *ret_digest,
+                   int32_t *ret_pending, enum tv_finish *ret_finish);
+/* Forget what stands from len on; the rest as tv_session_at or the client said. */
+void tv_session_rollback(struct tv_session *session, int32_t len, const struct tv_digest *digest,
+                         int32_t pending, enum tv_finish finish);
 /* Use up the seq and keep its answer, for which older ones may go; takes over *kept. */
 void tv_session_keep(struct tv_session *session, struct tv_session_kept *kept);
 /* The kept answer of this round, or NULL. */

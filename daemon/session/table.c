@@ -105,8 +105,9 @@ static int sampling_settle(struct tv_sampling_state *state, const struct tv_requ
     return tv_random_bytes(&state->seed, sizeof state->seed);
 }
 
-int tv_sessions_build(struct tv_sessions *table, const struct tv_request *request,
-                      const char *principal, struct tv_session **ret_session)
+/* One with nothing but an id, an owner and a first round; not counted yet. */
+static int session_make(struct tv_sessions *table, const char *principal,
+                        struct tv_session **ret_session)
 {
     uint8_t random[16];
     if (table->count >= table->params.sessions_max) {
@@ -117,12 +118,27 @@ int tv_sessions_build(struct tv_sessions *table, const struct tv_request *reques
         return -ENOMEM;
     }
     int rc = tv_random_bytes(random, sizeof random);
-    if (rc == 0) {
-        rc = sampling_settle(&session->sampling, request);
+    if (rc != 0) {
+        free(session);
+        return rc;
     }
     session->table = table;
+    session->next_seq = 1;
     id_write(session->id, random);
     (void)strncpy(session->principal, principal, sizeof session->principal - 1);
+    *ret_session = session;
+    return 0;
+}
+
+int tv_sessions_build(struct tv_sessions *table, const struct tv_request *request,
+                      const char *principal, struct tv_session **ret_session)
+{
+    struct tv_session *session = NULL;
+    int rc = session_make(table, principal, &session);
+    if (rc != 0) {
+        return rc;
+    }
+    rc = sampling_settle(&session->sampling, request);
     memcpy(session->stop_ids, request->stop_ids, sizeof session->stop_ids);
     session->stop_count = request->stop_count;
     session->max_len = table->params.model_max_len;
@@ -130,15 +146,52 @@ int tv_sessions_build(struct tv_sessions *table, const struct tv_request *reques
         session->max_len = request->max_len;
     }
     session->lease_s = request->lease_s > 0 ? request->lease_s : TV_LEASE_S_DEFAULT;
-    session->next_seq = 1;
-    tv_digest_start(&session->digest, table->params.model_id, request->cache_salt,
+    tv_digest_start(&session->root, table->params.model_id, request->cache_salt,
                     (size_t)request->cache_salt_bytes);
+    session->digest = session->root;
     if (rc == 0) {
         rc = tv_session_reserve(session, request->token_count);
     }
     if (rc != 0) {
         tv_session_destroy(session);
         return rc;
+    }
+    table->count++;
+    *ret_session = session;
+    return 0;
+}
+
+int tv_sessions_fork(struct tv_sessions *table, const struct tv_session *parent, int32_t len,
+                     const struct tv_request *request, struct tv_session **ret_session)
+{
+    struct tv_session *session = NULL;
+    int rc = session_make(table, parent->principal, &session);
+    if (rc != 0) {
+        return rc;
+    }
+    rc = tv_session_reserve(session, len);
+    if (rc != 0) {
+        tv_session_destroy(session);
+        return rc;
+    }
+    memcpy(session->tokens, parent->tokens, (size_t)len * sizeof *session->tokens);
+    int32_t borders = len / table->params.page_size;
+    if (borders > 0) {
+        memcpy(session->borders, parent->borders, (size_t)borders * sizeof *session->borders);
+    }
+    session->root = parent->root;
+    session->max_len = parent->max_len;
+    memcpy(session->stop_ids, parent->stop_ids, sizeof session->stop_ids);
+    session->stop_count = parent->stop_count;
+    session->sampling = parent->sampling;
+    if (request->sampling.has_seed) {
+        session->sampling.seed = request->sampling.seed;
+    }
+    session->lease_s = request->lease_s > 0 ? request->lease_s : parent->lease_s;
+    session->len = len;
+    tv_session_at(parent, len, &session->digest, &session->pending, &session->finish);
+    if (len == parent->len) {
+        session->finish = parent->finish;
     }
     table->count++;
     *ret_session = session;

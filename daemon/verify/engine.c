@@ -58,6 +58,22 @@ static void context_publish(struct tv_engine *engine, struct tv_context *context
     tv_cache_publish(engine->cache, &context->seq, first, keys, count);
 }
 
+static int context_fork(struct tv_engine *engine, const struct tv_context *context, int32_t len,
+                        struct tv_context **ret_context)
+{
+    struct tv_context *fork = calloc(1, sizeof *fork);
+    if (fork == NULL) {
+        return -ENOMEM;
+    }
+    int rc = tv_cache_fork(engine->cache, &context->seq, len, &fork->seq);
+    if (rc != 0) {
+        free(fork);
+        return rc;
+    }
+    *ret_context = fork;
+    return 0;
+}
+
 static int tokens_check(const struct tv_engine *engine, const int32_t *tokens, int32_t count)
 {
     for (int32_t i = 0; i < count; i++) {
@@ -379,6 +395,7 @@ static const struct tv_engine_ops engine_ops = {
     .context_close = context_close,
     .context_len = context_len,
     .truncate = context_truncate,
+    .fork = context_fork,
     .adopt = context_adopt,
     .publish = context_publish,
     .prefill = engine_prefill,

@@ -80,6 +80,9 @@ struct tv_engine_ops {
     void (*context_close)(struct tv_engine *engine, struct tv_context *context);
     int32_t (*context_len)(const struct tv_context *context);
     int (*truncate)(struct tv_engine *engine, struct tv_context *context, int32_t len);
+    /* A context of its own with the first len rows of this one, which share what cannot change. */
+    int (*fork)(struct tv_engine *engine, const struct tv_context *context, int32_t len,
+                struct tv_context **ret_context);
     /* Prefix reuse, in engines with a cache; as tv_cache_adopt and tv_cache_publish. */
     int (*adopt)(struct tv_engine *engine, struct tv_context *context,
                  const struct tv_cache_key *keys, int32_t count);

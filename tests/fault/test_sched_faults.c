@@ -121,12 +121,14 @@ static void round_sweep(struct fixture *fixture, struct client *client,
     }
     if (form->kind == TV_CALL_EXTEND) {
         client_extended(fixture, client);
+    } else if (form->kind == TV_CALL_ROLLBACK) {
+        client_roll(client, 10, -1);
     } else {
         client_advance(fixture, client, form->commits);
     }
     client_check(fixture, client);
     print_message("%s: %d allocations\n", form->name, sizes - 1);
-    assert_true(sizes > 4);
+    assert_true(sizes > (form->kind == TV_CALL_ROLLBACK ? 3 : 4));
 }
 
 static void rounds_that_fail_change_nothing(void **state)
@@ -140,6 +142,7 @@ static void rounds_that_fail_change_nothing(void **state)
         {"verify with logits to fetch", TV_CALL_VERIFY, NULL,
          ",\"want\":{\"logits\":{\"rows\":\"path\",\"via\":\"fetch\"}}", 3},
         {"decode", TV_CALL_DECODE, "\"max_tokens\":6", NULL, 6},
+        {"rollback", TV_CALL_ROLLBACK, "\"len\":10", NULL, 0},
         {"extend", TV_CALL_EXTEND, "\"tokens\":[5,6],\"keep_pending\":true", NULL, 3},
     };
     struct fixture *fixture = *state;
@@ -177,6 +180,7 @@ static const struct plain_form plain_forms[] = {
      200, 0},
     {"score", TV_CALL_SCORE, "{\"tokens\":[1,2,3],\"tree\":{\"tokens\":[4,5],\"parents\":[-1,0]}}",
      200, 0},
+    {"fork", TV_CALL_FORK, NULL, 201, 1},
     {"state", TV_CALL_STATE, NULL, 200, 1},
     {"list", TV_CALL_LIST, NULL, 200, 0},
     {"renew", TV_CALL_RENEW, "{\"lease_s\":100}", 200, 1},
@@ -192,6 +196,9 @@ static struct tv_call *plain_call(struct fixture *fixture, const struct client *
                                   const struct plain_form *form)
 {
     const char *session = form->takes_session ? client->id : "";
+    if (form->kind == TV_CALL_FORK) {
+        return call_make(fixture, TV_CALL_FORK, session, "{\"epoch\":\"%s\"}", client->epoch);
+    }
     struct tv_call *call = form->body != NULL
                                ? call_make(fixture, form->kind, session, "%s", form->body)
                                : call_make(fixture, form->kind, session, NULL);
@@ -216,7 +223,7 @@ static void plain_sweep(struct fixture *fixture, const struct client *client,
             assert_denied(call);
         } else {
             assert_reply(call, form->status);
-            if (form->kind == TV_CALL_CREATE) {
+            if (form->status == 201) {
                 reply_text(call, "session", created, sizeof created);
             }
         }

@@ -50,6 +50,8 @@ static void check_accepted(const struct tv_request *request)
         REQUIRE(request->stop_ids[i] >= 0 && request->stop_ids[i] < limits.tree.vocab);
     }
     REQUIRE(request->stop_count <= TV_STOP_IDS_MAX);
+    REQUIRE(request->len >= 0 && request->pending >= 0);
+    REQUIRE(request->pending < limits.tree.vocab);
     REQUIRE(sampling->temperature >= 0 && sampling->temperature <= 100);
     REQUIRE(sampling->top_p > 0 && sampling->top_p <= 1);
     REQUIRE(sampling->min_p >= 0 && sampling->min_p <= 1);
@@ -94,7 +96,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     static const enum tv_call_kind kinds[] = {TV_CALL_CREATE, TV_CALL_VERIFY,  TV_CALL_EXTEND,
                                               TV_CALL_DECODE, TV_CALL_ONESHOT, TV_CALL_PARITY,
                                               TV_CALL_RENEW};
-    static const enum tv_call_kind later[] = {TV_CALL_SCORE};
+    static const enum tv_call_kind later[] = {TV_CALL_SCORE, TV_CALL_ROLLBACK, TV_CALL_FORK};
     struct tv_request request, again;
     struct tv_problem problem = {0};
     enum tv_call_kind kind;

@@ -46,6 +46,8 @@ BODIES = [
      {**ROUND, "tokens": [1, 2], "keep_pending": True, **COMMON}),
     ("extend", f"/v1/sessions/{SESSION}/extend", {**ROUND, "tokens_b64": "AQAAAA=="}),
     ("decode", f"/v1/sessions/{SESSION}/decode", {**ROUND, "max_tokens": 4, **COMMON}),
+    ("rollback", f"/v1/sessions/{SESSION}/rollback", {**ROUND, "len": 2, "pending": 6, **COMMON}),
+    ("fork", f"/v1/sessions/{SESSION}/fork", {"epoch": ROUND["epoch"], "len": 3, "seed": "12", "lease_s": 5}),
     ("renew", f"/v1/sessions/{SESSION}/renew", {"lease_s": 5}),
     ("oneshot", "/v1/verify",
      {"tokens": [1], "tree": TREE, "sampling": SAMPLING, "want": WANT, "deadline_ms": 5}),

@@ -14,9 +14,10 @@ static const struct {
     const char *name;
     enum tv_call_kind kind;
 } calls[] = {
-    {"create", TV_CALL_CREATE}, {"verify", TV_CALL_VERIFY}, {"extend", TV_CALL_EXTEND},
-    {"decode", TV_CALL_DECODE}, {"renew", TV_CALL_RENEW},   {"oneshot", TV_CALL_ONESHOT},
-    {"score", TV_CALL_SCORE},   {"parity", TV_CALL_PARITY},
+    {"create", TV_CALL_CREATE},     {"verify", TV_CALL_VERIFY}, {"extend", TV_CALL_EXTEND},
+    {"decode", TV_CALL_DECODE},     {"renew", TV_CALL_RENEW},   {"oneshot", TV_CALL_ONESHOT},
+    {"rollback", TV_CALL_ROLLBACK}, {"fork", TV_CALL_FORK},     {"score", TV_CALL_SCORE},
+    {"parity", TV_CALL_PARITY},
 };
 
 static const struct tv_request_limits limits = {

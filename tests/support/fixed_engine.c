@@ -129,6 +129,19 @@ static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, 
     return 0;
 }
 
+static int fixed_fork(struct tv_engine *engine, const struct tv_context *context, int32_t len,
+                      struct tv_context **ret_context)
+{
+    if (len < 0 || len > context->len) {
+        return -EINVAL;
+    }
+    int rc = fixed_context_open(engine, ret_context);
+    if (rc == 0) {
+        (*ret_context)->len = len;
+    }
+    return rc;
+}
+
 static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
                          const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
                          struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage)
@@ -349,6 +362,7 @@ static const struct tv_engine_ops fixed_ops = {
     .context_close = fixed_context_close,
     .context_len = fixed_context_len,
     .truncate = fixed_truncate,
+    .fork = fixed_fork,
     .prefill = fixed_prefill,
     .verify = fixed_verify,
     .self_test = fixed_self_test,

@@ -171,10 +171,11 @@ void example_encode_round(struct tv_buf *buf, enum tv_call_kind kind,
         round.next_seq = (int32_t)number(root, "next_seq");
         round.lease_expires_unix_ms = time_ms(root, "lease_expires_at");
     }
-    if (kind == TV_CALL_CREATE || kind == TV_CALL_ONESHOT) {
+    int creates = kind == TV_CALL_CREATE || kind == TV_CALL_FORK;
+    if (creates || kind == TV_CALL_ONESHOT) {
         round.sampling = sampling(root);
     }
-    if (kind == TV_CALL_CREATE) {
+    if (creates) {
         const struct tv_json_value *caps = need(root, "limits");
         snprintf(round.session, sizeof(round.session), "%s", text(root, "session"));
         snprintf(round.epoch, sizeof(round.epoch), "%s", text(root, "epoch"));
@@ -184,10 +185,10 @@ void example_encode_round(struct tv_buf *buf, enum tv_call_kind kind,
                                     .max_depth = (int32_t)number(caps, "max_depth"),
                                     .max_pipeline = (int32_t)number(caps, "max_pipeline"),
                                     .replay_window = (int32_t)number(caps, "replay_window")};
-    } else {
+    } else if (kind != TV_CALL_ROLLBACK) {
         read_round(root, &round, &parts);
     }
-    if (kind != TV_CALL_CREATE && kind != TV_CALL_ONESHOT) {
+    if (!creates && kind != TV_CALL_ONESHOT) {
         round.seq = (int32_t)number(root, "seq");
         replayed = flag(root, "replayed");
     }

@@ -42,6 +42,8 @@ static void test_every_route(void **state)
         {"POST", "/v1/sessions/" ID "/renew", TV_CALL_RENEW, 0},
         {"GET", "/v1/sessions/" ID "/rounds/7", TV_CALL_ROUND, 0},
         {"GET", "/v1/sessions/" ID "/rounds/2147483647/tensor", TV_CALL_TENSOR, 0},
+        {"POST", "/v1/sessions/" ID "/rollback", TV_CALL_ROLLBACK, 0},
+        {"POST", "/v1/sessions/" ID "/fork", TV_CALL_FORK, 0},
         {"POST", "/v1/verify", TV_CALL_ONESHOT, 0},
         {"POST", "/v1/score", TV_CALL_SCORE, 0},
         {"POST", "/v1/parity?strict=1", TV_CALL_PARITY, 1},

@@ -70,7 +70,8 @@ static enum tv_call_kind kind_of(const struct example *example)
         {"/extend", TV_CALL_EXTEND}, {"/decode", TV_CALL_DECODE},
         {"/renew", TV_CALL_RENEW},   {"/v1/verify", TV_CALL_ONESHOT},
         {"/verify", TV_CALL_VERIFY}, {"/v1/sessions", TV_CALL_CREATE},
-        {"/score", TV_CALL_SCORE},
+        {"/score", TV_CALL_SCORE},   {"/rollback", TV_CALL_ROLLBACK},
+        {"/fork", TV_CALL_FORK},
     };
     size_t i, length = strlen(example->path);
 

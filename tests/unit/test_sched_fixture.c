@@ -349,6 +349,19 @@ void client_advance(struct fixture *fixture, struct client *client, int32_t coun
     client->seq++;
 }
 
+void client_roll(struct client *client, int32_t len, int32_t pending)
+{
+    static const uint8_t model_id[32];
+    client->pending = len < client->len ? client->tokens[len] : client->pending;
+    client->pending = pending >= 0 ? pending : client->pending;
+    client->len = len;
+    client->seq++;
+    tv_digest_start(&client->digest, model_id, "", 0);
+    for (int32_t i = 0; i < len; i++) {
+        tv_digest_push(&client->digest, client->tokens[i]);
+    }
+}
+
 void client_check(struct fixture *fixture, const struct client *client)
 {
     char text[64], digest[33];

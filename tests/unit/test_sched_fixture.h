@@ -73,6 +73,8 @@ const char *client_chain(struct fixture *fixture, const struct client *client, i
                          char *ret_body, size_t bytes);
 /* The round committed `count` tokens: the pending one and what the engine draws after it. */
 void client_advance(struct fixture *fixture, struct client *client, int32_t count);
+/* A rollback went to `len`, with this token pending there (-1: the one that stood there). */
+void client_roll(struct client *client, int32_t len, int32_t pending);
 /* GET state says what the client believes; the context's length too. */
 void client_check(struct fixture *fixture, const struct client *client);
 
