@@ -42,7 +42,7 @@ struct tv_config {
     int32_t max_sessions;
     int32_t queue_max;    /* waiting calls */
     int32_t launch_max_s; /* without progress in an engine call, before readiness fails; 0: auto */
-    int64_t body_bytes, body_bytes_large, inline_bytes;
+    int64_t body_bytes, body_bytes_large, inline_bytes, answers_bytes;
     int32_t connections_max, connections_per_address; /* per address 0: 64, off on loopback */
     int32_t drain_grace_s, drain_max_s;
     int32_t http_threads;

@@ -400,6 +400,9 @@ static const struct tv_option table[] = {
     BYTES("body_bytes_large", body_bytes_large, 1024, 1 << 30,
           "largest body of create, extend, one-shot verify, parity"),
     BYTES("inline_bytes", inline_bytes, 0, 1 << 30, "largest inline tensors of one answer"),
+    BYTES("answers_bytes", answers_bytes, 1 << 20, (int64_t)1 << 40,
+          "memory of all answers that clients have not read yet; above it the slowest reader is "
+          "cut, and its retry gets the stored answer"),
     INT("connections_max", connections_max, 8, 65536, "connections of the work listener"),
     INT("connections_per_address", connections_per_address, 0, 65536,
         "connections from one address; 0: 64, no limit on loopback"),

@@ -41,12 +41,16 @@ int tv_http_conn_enter(struct http_conn *conn, enum http_phase phase)
     int rc = -EPIPE;
     (void)pthread_mutex_lock(&http->lock); /* cannot fail: a plain mutex we initialised */
     if (!conn->cut) {
+        tv_http_answer_unweigh(conn);
         conn->phase = phase;
         conn->active_us = now_us;
         conn->deadline_us = phase_deadline_us(phase, now_us);
         conn->body_start_us = now_us;
         conn->acked = 0;
         conn->cancelled = 0;
+        if (phase == HTTP_WRITING) {
+            tv_http_answer_weigh(conn, now_us);
+        }
         rc = 0;
     }
     (void)pthread_mutex_unlock(&http->lock);
@@ -108,6 +112,7 @@ void tv_http_conn_destroy(struct http_conn *conn)
         conn->next->prev = conn->prev;
     }
     http->conn_count--;
+    tv_http_answer_unweigh(conn);
     (void)pthread_mutex_unlock(&http->lock);
     tv_http_conn_body_free(conn);
     tv_http_conn_uri_free(conn);

@@ -31,6 +31,7 @@
 #define HTTP_BODY_KEPT_BYTES  (64u << 10) /* a connection keeps a buffer of this size */
 #define HTTP_BODIES_BYTES_MIN (256u << 20)
 #define HTTP_STOP_WRITE_US    (2 * 1000000LL)
+#define HTTP_RELIEF_SAID_US   (10 * 1000000LL) /* one line in the log for so long */
 
 enum http_phase {
     HTTP_IDLE,    /* between requests */
@@ -54,6 +55,7 @@ struct http_conn {
     int64_t body_start_us;    /* registry lock */
     int64_t active_us;        /* registry lock: the last change of phase */
     uint64_t acked;           /* registry lock: bytes the peer had acknowledged */
+    size_t answer_bytes;      /* registry lock: its part of answers_bytes */
     int cancelled;            /* registry lock: the client left, sched/ was told */
     int cut;                  /* registry lock: the clock has shut it down */
     atomic_size_t body_bytes; /* relaxed: the clock only needs a recent value */
@@ -86,8 +88,11 @@ struct tv_http {
     pthread_mutex_t lock; /* the registry: list, count and what http_conn marks */
     struct http_conn *conns;
     int32_t conn_count;
-    int watching; /* registry lock: the watch thread goes on */
-    int closing;  /* registry lock: sched/ must not be called by the watch thread */
+    size_t answers_bytes; /* registry lock: held for answers being written, but for cut ones */
+    size_t answers_bytes_max;
+    int64_t relief_said_us; /* registry lock: when the log last had it */
+    int watching;           /* registry lock: the watch thread goes on */
+    int closing;            /* registry lock: sched/ must not be called by the watch thread */
     pthread_t watch;
     int watch_started;
 
@@ -148,6 +153,11 @@ int tv_http_headers_walk(struct MHD_Connection *connection, const char *version,
                          struct http_headers *ret_headers, struct tv_problem *problem);
 
 /* watch.c: the clock and the notice of clients that left. */
+/* This connection begins to write its call's answer. Where all of them are too much, the ones cut
+ * are those whose peers have taken nothing for longest. Registry lock held. */
+void tv_http_answer_weigh(struct http_conn *conn, int64_t now_us);
+/* It has ended or is given up. Registry lock held. */
+void tv_http_answer_unweigh(struct http_conn *conn);
 int tv_http_watch_start(struct tv_http *http);
 void tv_http_watch_stop(struct tv_http *http);
 

@@ -218,6 +218,8 @@ int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
     if (http->bodies_bytes_max < HTTP_BODIES_BYTES_MIN) {
         http->bodies_bytes_max = HTTP_BODIES_BYTES_MIN;
     }
+    http->answers_bytes_max = (size_t)config->answers_bytes;
+    http->relief_said_us = -HTTP_RELIEF_SAID_US;
     http->work = (struct http_listener){.http = http, .fd = -1};
     http->admin = (struct http_listener){.http = http, .fd = -1};
     (void)pthread_mutex_init(&http->lock, NULL); /* cannot fail with default attributes */

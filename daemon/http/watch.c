@@ -2,7 +2,8 @@
  * watch.c - one thread with a clock: cuts what is too slow, notices clients that left.
  *
  * libmicrohttpd 0.9.75 times out idle connections only, does not look at suspended ones at all, and
- * misses the end of a peer's side when it comes with the last bytes. Acts on descriptors by
+ * misses the end of a peer's side when it comes with the last bytes. Whose answer is given up when
+ * all of them hold too much memory is decided here too. Acts on descriptors by
  * shutdown() alone; closing stays with libmicrohttpd, so no descriptor is ever closed twice.
  * Registry lock first, then whatever sched/ locks.
  */
@@ -37,21 +38,71 @@ static void cut(struct http_conn *conn, int64_t now_us)
     if (conn->phase == HTTP_HEADERS || conn->phase == HTTP_BODY) {
         tv_http_answer_timeout(conn);
     }
+    tv_http_answer_unweigh(conn); /* its memory is on the way back */
     tv_log(TV_LOG_DEBUG, "http: a connection was cut in phase %d after %lld ms", (int)conn->phase,
            (long long)(now_us - conn->active_us) / 1000);
     conn->cut = 1;
     (void)shutdown(conn->fd, SHUT_RDWR); /* fails only when the peer is gone */
 }
 
+/* A peer that has taken something since the last look has its whole time again. */
+static void progress_note(struct http_conn *conn, int64_t now_us)
+{
+    uint64_t acked = bytes_acked(conn->fd);
+    if (acked != conn->acked) {
+        conn->acked = acked;
+        conn->deadline_us = now_us + HTTP_WRITE_US;
+    }
+}
+
+void tv_http_answer_unweigh(struct http_conn *conn)
+{
+    conn->http->answers_bytes -= conn->answer_bytes;
+    conn->answer_bytes = 0;
+}
+
+/* Whose peer has taken nothing for longest, other than this one; NULL: nobody writes. */
+static struct http_conn *slowest_reader(const struct http_conn *conn, int64_t now_us)
+{
+    struct http_conn *slowest = NULL;
+    for (struct http_conn *other = conn->http->conns; other != NULL; other = other->next) {
+        if (other == conn || other->cut || other->phase != HTTP_WRITING) {
+            continue;
+        }
+        progress_note(other, now_us);
+        if (slowest == NULL || other->deadline_us < slowest->deadline_us) {
+            slowest = other;
+        }
+    }
+    return slowest;
+}
+
+void tv_http_answer_weigh(struct http_conn *conn, int64_t now_us)
+{
+    struct tv_http *http = conn->http;
+    conn->answer_bytes = conn->call->reply.body.capacity;
+    http->answers_bytes += conn->answer_bytes;
+    while (http->answers_bytes > http->answers_bytes_max) {
+        struct http_conn *slowest = slowest_reader(conn, now_us);
+        if (slowest == NULL) {
+            return; /* one answer alone is what it is */
+        }
+        if (now_us - http->relief_said_us > HTTP_RELIEF_SAID_US) {
+            http->relief_said_us = now_us;
+            tv_log(TV_LOG_WARNING,
+                   "http: answers that clients do not read are more than %zu bytes "
+                   "(answers_bytes): the slowest readers are cut",
+                   http->answers_bytes_max);
+        }
+        cut(slowest, now_us);
+    }
+}
+
 /* Is this connection past a limit? */
 static int is_late(struct http_conn *conn, int64_t now_us)
 {
     if (conn->phase == HTTP_WRITING) {
-        uint64_t acked = bytes_acked(conn->fd);
-        if (acked != conn->acked) {
-            conn->acked = acked;
-            conn->deadline_us = now_us + HTTP_WRITE_US;
-        }
+        progress_note(conn, now_us);
     }
     if (now_us >= conn->deadline_us) {
         return 1;

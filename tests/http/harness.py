@@ -177,16 +177,28 @@ def request_bytes(method, target, body=None, headers=(), host=True):
 
 
 class Caller:
-    """One keep-alive connection whose answers are all checked."""
+    """One keep-alive connection whose answers are all checked. A test may leave it alone for longer than the
+    daemon keeps an idle one: what the other side has closed is replaced before a request goes out."""
 
     def __init__(self, daemon, admin=False):
         self.daemon, self.admin, self.sock = daemon, admin, None
+
+    def dropped(self):
+        """The daemon has closed the idle connection."""
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
 
     def call(self, method, target, body=None, headers=(), check=True):
         """body: bytes, or anything JSON can hold. check=False: for /v1/model of an engine that has no
         checkpoint to describe; test_model.py checks a real one's."""
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body, separators=(",", ":")).encode()
+        if self.sock is not None and self.dropped():
+            self.close()
         if self.sock is None:
             self.sock = self.daemon.connect(self.admin)
             self.reader = Reader(self.sock)
