@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
+from . import ahead
 from . import session as flows
 from .calls import Context, Flow, Pause, Reply, Retry, Send, call, send
 from .drafters import Drafter
@@ -58,6 +60,18 @@ class Http:
     def failure(self, error: httpx.TransportError) -> TransportError:
         words = str(error) or type(error).__name__
         return TransportError(f"{self.url}: {words}", timed_out=isinstance(error, httpx.TimeoutException))
+
+
+class _Sent:
+    """A trace of httpcore: _no_delay, and an event once a request has been written whole."""
+
+    def __init__(self, sent: threading.Event) -> None:
+        self.sent = sent
+
+    def __call__(self, event: str, info: dict[str, Any]) -> None:
+        _no_delay(event, info)
+        if event.endswith("send_request_body.complete"):
+            self.sent.set()
 
 
 def _no_delay(event: str, info: dict[str, Any]) -> None:
@@ -177,16 +191,15 @@ class Client:
         """Attempts after the first, of all calls so far."""
         return self._settings.context.retries
 
-    def _do(self, effect: Send) -> Reply:
+    def _do(self, effect: Send, sent: threading.Event | None = None) -> Reply:
         try:
             timeout = self._settings.timeout(effect.wait_s)
-            return Http.reply(
-                self._http.request(**Http.request(effect), timeout=timeout, extensions={"trace": _no_delay})
-            )
+            trace = _no_delay if sent is None else _Sent(sent)
+            return Http.reply(self._http.request(**Http.request(effect), timeout=timeout, extensions={"trace": trace}))
         except httpx.TransportError as error:
             raise self._settings.failure(error) from error
 
-    def _run(self, flow: Flow[T]) -> T:
+    def _run(self, flow: Flow[T], sent: threading.Event | None = None) -> T:
         try:
             effect = next(flow)
             while True:
@@ -195,7 +208,7 @@ class Client:
                     effect = flow.send(None)
                     continue
                 try:
-                    reply = self._do(effect)
+                    reply = self._do(effect, sent)
                 except TransportError as error:
                     effect = flow.throw(error)
                 else:
@@ -205,6 +218,8 @@ class Client:
             return result
         finally:
             flow.close()
+            if sent is not None:
+                sent.set()  # who waits for it is not kept by a request that failed
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Any call with a JSON answer; 204 gives {}. Repeated like the others, so the body must bear it."""
@@ -340,10 +355,18 @@ class Session(SessionView):
         return self._client._run(flow)
 
     def generate(
-        self, drafter: Drafter | None, max_tokens: int, *, nodes: int = 32, depth: int = 16
+        self, drafter: Drafter | None, max_tokens: int, *, nodes: int = 32, depth: int = 16, pipeline: bool = False
     ) -> Iterator[Round]:
         """Rounds until max_tokens new tokens (this call's) are there or the session is finished. nodes: drafts of a
-        tree, node 0 not counted; depth: of a tree. drafter None: the server decodes alone, 16 tokens a round."""
+        tree, node 0 not counted; depth: of a tree. drafter None: the server decodes alone, 16 tokens a round.
+
+        pipeline: while a round is under way, draft the next one from a guess of its end and send it ahead (ahead.py;
+        the drafter may have a method guess). For links whose round trip is not small beside a round; the text is the
+        same. Rounds under way when the iterator is closed become part of the session. Without effect when there is no
+        drafter or the server does not serve it."""
+        if pipeline and drafter is not None and ahead.FEATURE in self.model.features:
+            yield from ahead.generate(self._client, self._core, drafter, max_tokens, nodes, depth)
+            return
         done = 0
         while done < max_tokens and self.finish is None:
             tree = plan(drafter, self.sequence, self.limits, nodes, min(depth, max_tokens - done - 1))

@@ -102,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-drafts", action="store_true", help="the server decodes alone: same text, one token at a time")
     add("--nodes", type=_between(1, 1023), default=32, help="drafts of a tree, node 0 not counted (32)")
     add("--depth", type=_between(1, 1023), default=16, help="of a tree (16)")
+    add("--ahead", action="store_true", help="send the next tree while a round is under way (for slow links)")
     add("--max-tokens", type=_between(1, 1 << 20), default=200, help="new tokens (200)")
     add("--temperature", type=float, default=0.0, help="0 is greedy, the default")
     add("--seed", type=_between(0, (1 << 64) - 1), help="the same seed gives the same text")
@@ -150,7 +151,9 @@ def _rounds(session: Session, drafter: Drafter | None, options: argparse.Namespa
     show(tally.take([(session.pending, True)]), None)  # the prompt's pass gave the first token
     left = options.max_tokens - 1
     if left > 0:
-        for round in session.generate(drafter, left, nodes=options.nodes, depth=options.depth):
+        for round in session.generate(
+            drafter, left, nodes=options.nodes, depth=options.depth, pipeline=options.ahead
+        ):
             show(tally.add(round), tally)
 
 

@@ -79,7 +79,7 @@ class Settings:
 
 
 @dataclasses.dataclass
-class _Ask:
+class Ask:
     """One round as the caller wants it; encoded anew only when the session has moved."""
 
     kind: Literal["verify", "decode", "extend"]
@@ -170,7 +170,7 @@ class SessionCore:
         try:
             yield from self.open()
             if keep_text and self.pending != handed_out:
-                yield from self._once(_Ask("extend", tokens_body([handed_out]), tokens=[handed_out]))
+                yield from self._once(Ask("extend", tokens_body([handed_out]), tokens=[handed_out]))
         except BaseException:
             # the next call meets the same refusal and starts over; a half-made session ends with its lease
             self.id, self.epoch, self.pending, self.next_seq, self.finish = before
@@ -190,17 +190,17 @@ class SessionCore:
             fields["rule"] = rule
         if want is not None:
             fields["want"] = want.body()
-        return self.exclusive(self._round(_Ask("verify", fields, tree=tree)))
+        return self.exclusive(self._round(Ask("verify", fields, tree=tree)))
 
     def decode(self, max_tokens: int, **options: int | None) -> Flow[Round]:
-        return self.exclusive(self._round(_Ask("decode", {"max_tokens": max_tokens, **_given(options)})))
+        return self.exclusive(self._round(Ask("decode", {"max_tokens": max_tokens, **_given(options)})))
 
     def extend(self, tokens: Sequence[int], keep_pending: bool, **options: int | None) -> Flow[Round]:
         tokens = [int(token) for token in tokens]
         fields = {**tokens_body(tokens), **_given(options)}
-        return self.exclusive(self._round(_Ask("extend", fields, tokens=tokens, keep_pending=keep_pending)))
+        return self.exclusive(self._round(Ask("extend", fields, tokens=tokens, keep_pending=keep_pending)))
 
-    def _once(self, ask: _Ask) -> Flow[Round]:
+    def _once(self, ask: Ask) -> Flow[Round]:
         """The round at the present state, retried unchanged; no recovery."""
         body: dict[str, Any] = {
             "seq": self.next_seq, "epoch": self.epoch, "expected_len": len(self.tokens),
@@ -211,7 +211,7 @@ class SessionCore:
         answer = yield from call(self.context, "POST", f"{self.path}/{ask.kind}", body)
         return self._take(ask, answer)
 
-    def _take(self, ask: _Ask, answer: Mapping[str, Any]) -> Round:
+    def _take(self, ask: Ask, answer: Mapping[str, Any]) -> Round:
         """Check the answer against the client's own state, then move on. The state is untouched on an error."""
         round = read_round(answer)
         added = ask.committed(self.pending, round)
@@ -229,7 +229,7 @@ class SessionCore:
         self.lease_expires_at = str(answer.get("lease_expires_at", ""))
         return round
 
-    def _round(self, ask: _Ask) -> Flow[Round]:
+    def _round(self, ask: Ask) -> Flow[Round]:
         context = self.context
         started, retries = context.clock(), context.retries
         recovered: Literal["resync", "resumed"] | None = None
@@ -250,7 +250,7 @@ class SessionCore:
             round, recovered=recovered, rtt_s=context.clock() - started, retries=context.retries - retries
         )
 
-    def _missed(self, before: list[int], ask: _Ask, problem: ProblemError) -> list[int]:
+    def _missed(self, before: list[int], ask: Ask, problem: ProblemError) -> list[int]:
         """Tokens that the server is ahead of the text handed out; [] when the round should be sent again."""
         now = [*self.tokens, self.pending]
         if ask.kind == "extend":
@@ -273,7 +273,7 @@ class SessionCore:
 
     # --- recovery ------------------------------------------------------------------------------------------------
 
-    def _recover(self, problem: ProblemError, ask: _Ask) -> Flow[Literal["resync", "resumed"]]:
+    def _recover(self, problem: ProblemError, ask: Ask) -> Flow[Literal["resync", "resumed"]]:
         """Bring the client's state to where the server is, or the server to where the client is; re-raises what
         neither helps."""
         state = problem.session_state
@@ -337,9 +337,10 @@ class SessionCore:
         return answer
 
     def stored_round(self, seq: int, wait_ms: int) -> Flow[Round | None]:
-        """None while the round is running."""
+        """None while the round is running; of a skipped one, the round that it names as its outcome."""
         path = f"{self.path}/rounds/{seq}?wait_ms={wait_ms}"
         answer = yield from call(self.context, "GET", path, wait_s=wait_ms / 1000)
+        answer = answer.get("outcome", answer)  # a skipped round has none of its own
         return None if answer.get("status") == "running" else read_round(answer)
 
     def fetch_logits(self, round: Round, rows: Rows | None, dtype: Dtype | None) -> Flow[Logits]:
