@@ -320,6 +320,17 @@ struct tv_kernels_options {
 int tv_kernels_create(const char *name, const struct tv_kernels_options *options,
                       struct tv_kernels **ret_kernels);
 
+/* Host code, the same for every backend: the distribution that `draw` draws from, of one row in
+ * host memory. ids and probs [vocab] receive *ret_count survivors of the filters, in no order, and
+ * their probabilities (f64, sum 1); greedy: the best alone. keys [vocab] is scratch. -EDOM: a logit
+ * is not finite. */
+int tv_kernels_target(const float *logits, int32_t vocab, const struct tv_sampling *sampling,
+                      uint64_t *keys, int32_t *ids, double *probs, int32_t *ret_count);
+/* Rule ratio_wor: the coin of a child's token, in (0, 1), and the Gumbel noise of a token of the
+ * residual, by seed and the absolute position of the drawn token. */
+double tv_kernels_coin(uint64_t seed, int32_t position, int32_t token);
+float tv_kernels_residual_noise(uint64_t seed, int32_t position, int32_t token);
+
 #ifdef __cplusplus
 }
 #endif

@@ -35,6 +35,10 @@
 /* Answers that a session keeps for retries: whichever is less, always the last one. */
 #define TV_REPLAY_ROUNDS_MAX 8
 #define TV_REPLAY_BYTES_MAX  (64u << 10)
+
+/* Rule typical. */
+#define TV_TYPICAL_EPSILON_DEFAULT 0.09
+#define TV_TYPICAL_DELTA_DEFAULT   0.3
 /* A decoded query value: the indices 0 .. TV_ENGINE_NODES_MAX - 1, each once, and their commas. */
 #define TV_QUERY_BYTES_MAX (10 + 2 * 90 + 3 * 900 + 4 * 24 + 1023)
 

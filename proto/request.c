@@ -187,9 +187,15 @@ static const struct tv_request_field parity_session_fields[] = {
 
 const char *tv_rule_name(enum tv_rule rule)
 {
-    static const char *const names[TV_RULE_COUNT] = {"target_walk", "greedy"};
+    static const char *const names[TV_RULE_COUNT] = {"target_walk", "greedy", "ratio_wor",
+                                                     "typical"};
 
     return names[rule];
+}
+
+int tv_rule_lossless(enum tv_rule rule)
+{
+    return rule != TV_RULE_TYPICAL;
 }
 
 const char *tv_tensor_dtype_name(enum tv_tensor_dtype dtype)
@@ -269,9 +275,14 @@ static int read_prompt(struct tv_request_reader *reader, const struct tv_json_va
 static int read_oneshot(struct tv_request_reader *reader, const struct tv_json_value *root,
                         const struct tv_request_field *fields, size_t count)
 {
+    const struct tv_request *request = reader->request;
     int rc = read_prompt(reader, root, fields, count, 1);
 
-    return rc < 0 ? rc : check_context(reader);
+    if (rc == 0) {
+        rc = check_context(reader);
+    }
+    /* without a sampling it is the default rule, and a score has none */
+    return rc < 0 ? rc : tv_request_check_draft(request, request->sampling.rule, reader->problem);
 }
 
 /* {} is the built-in case; {"session", "tree"} a live session; else a prompt, a tree and
@@ -292,8 +303,11 @@ static int read_parity(struct tv_request_reader *reader, const struct tv_json_va
 static int read_score(struct tv_request_reader *reader, const struct tv_json_value *root)
 {
     if (tv_json_member(root, "session") != NULL) {
-        return tv_request_read_object(reader, root, score_session_fields,
-                                      COUNT_OF(score_session_fields), reader->request);
+        int rc = tv_request_read_object(reader, root, score_session_fields,
+                                        COUNT_OF(score_session_fields), reader->request);
+        return rc < 0
+                   ? rc
+                   : tv_request_check_draft(reader->request, TV_RULE_TARGET_WALK, reader->problem);
     }
     return read_oneshot(reader, root, score_fields, COUNT_OF(score_fields));
 }
@@ -310,7 +324,10 @@ static int read_verify(struct tv_request_reader *reader, const struct tv_json_va
     } else {
         rc = tv_request_read_object(reader, root, verify_fields, COUNT_OF(verify_fields), request);
     }
-    return rc < 0 ? rc : tv_request_check_if(reader);
+    rc = rc < 0 ? rc : tv_request_check_if(reader);
+    return rc < 0 || !request->has_rule
+               ? rc
+               : tv_request_check_draft(request, request->rule, reader->problem);
 }
 
 static int read_body(struct tv_request_reader *reader, const struct tv_json_value *root)
@@ -362,10 +379,13 @@ int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_byte
     struct tv_json *doc = NULL;
     int rc;
 
-    *ret_request = (struct tv_request){
-        .kind = kind,
-        .deadline_ms = TV_DEADLINE_MS_DEFAULT,
-        .sampling = {.rule = TV_RULE_TARGET_WALK, .temperature = 1.0, .top_p = 1.0}};
+    *ret_request = (struct tv_request){.kind = kind,
+                                       .deadline_ms = TV_DEADLINE_MS_DEFAULT,
+                                       .sampling = {.rule = TV_RULE_TARGET_WALK,
+                                                    .temperature = 1.0,
+                                                    .top_p = 1.0,
+                                                    .typical_epsilon = TV_TYPICAL_EPSILON_DEFAULT,
+                                                    .typical_delta = TV_TYPICAL_DELTA_DEFAULT}};
     rc = tv_json_parse(body, body_bytes, &json_limits, &doc, &error);
     if (rc == -EINVAL) {
         tv_problem_set(problem, TV_BAD_JSON, NULL, "byte %zu: %s", error.offset, error.what);

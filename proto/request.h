@@ -41,9 +41,13 @@ enum tv_call_kind {
 enum tv_rule {
     TV_RULE_TARGET_WALK = 0,
     TV_RULE_GREEDY,
+    TV_RULE_RATIO_WOR,
+    TV_RULE_TYPICAL,
     TV_RULE_COUNT,
 };
 const char *tv_rule_name(enum tv_rule rule);
+/* 1: what it draws has the target's distribution. */
+int tv_rule_lossless(enum tv_rule rule);
 
 /* Sampling of a session or one call, as asked; has_seed 0 means the server picks one. */
 struct tv_sampling_request {
@@ -52,6 +56,8 @@ struct tv_sampling_request {
     int32_t top_k;
     int has_seed;
     uint64_t seed;
+    int has_typical; /* it was named, be it with the defaults */
+    double typical_epsilon, typical_delta;
 };
 
 enum tv_rows_kind { TV_ROWS_PATH = 0, TV_ROWS_STOP, TV_ROWS_ALL, TV_ROWS_LIST };
@@ -153,6 +159,10 @@ int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_byte
 /* One query parameter of a GET (already percent-decoded); unknown names are bad-request. */
 int tv_request_query(struct tv_request *request, const char *name, const char *value,
                      const struct tv_request_limits *limits, struct tv_problem *problem);
+/* Does the tree's draft fit the round's rule? The decoder has asked where the rule is in the body;
+ * the session's own is asked by its owner. 0, or -EINVAL with *problem. */
+int tv_request_check_draft(const struct tv_request *request, enum tv_rule rule,
+                           struct tv_problem *problem);
 /* SHA-256 over the canonical form of a decoded request, into body_hash. The decoder has done it;
  * again when a default was resolved that only the session knows. */
 void tv_request_hash(struct tv_request *request);

@@ -297,5 +297,6 @@ TV_REQUEST_READER(tv_request_read_rule)
             return 0;
         }
     }
-    return tv_request_refuse(reader, TV_WRONG_VALUE, "target_walk or greedy is expected");
+    return tv_request_refuse(reader, TV_WRONG_VALUE,
+                             "target_walk, greedy, ratio_wor or typical is expected");
 }

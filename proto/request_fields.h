@@ -75,6 +75,12 @@ TV_REQUEST_READER(tv_request_read_alternatives); /* each with its guess and its 
 TV_REQUEST_READER(tv_request_refuse_beside);     /* what alternatives stand instead of */
 /* What seq, the guesses and the trees of a conditional verify say of each other. */
 int tv_request_check_if(struct tv_request_reader *reader);
+/* request_draft.c: into the draft of base, a tree whose tokens are read. */
+TV_REQUEST_READER(tv_request_read_q_topk);
+TV_REQUEST_READER(tv_request_read_q_dense);
+/* Base64 of little-endian words of 4 bytes: *ret_words malloc'd, the caller's. */
+int tv_request_read_words(struct tv_request_reader *reader, const struct tv_json_value *value,
+                          uint32_t **ret_words, size_t *ret_count);
 
 /* 0 when text is one of the names, -EINVAL otherwise. */
 int tv_request_dtype_from(const char *text, enum tv_tensor_dtype *ret_dtype);

@@ -49,20 +49,36 @@ static void put_bytes(struct gather *gather, const void *data, size_t bytes)
 }
 
 /* Count and items of an array, in pieces, so that the form does not depend on the machine. */
-static void hash_ints(struct sha256_ctx *hash, const int32_t *items, int32_t count)
+static void hash_words(struct sha256_ctx *hash, const void *items, size_t count)
 {
     struct gather gather = {.used = 0};
-    int32_t i;
+    size_t i;
 
-    put32(&gather, count);
+    put32(&gather, (int32_t)count); /* a body has fewer than 2^31 */
     for (i = 0; i < count; i++) {
         if (gather.used == sizeof(gather.bytes)) {
             sha256_update(hash, gather.used, gather.bytes);
             gather.used = 0;
         }
-        put32(&gather, items[i]);
+        int32_t word;
+        memcpy(&word, (const char *)items + i * sizeof(word), sizeof(word));
+        put32(&gather, word);
     }
     sha256_update(hash, gather.used, gather.bytes);
+}
+
+static void hash_ints(struct sha256_ctx *hash, const int32_t *items, int32_t count)
+{
+    hash_words(hash, items, (size_t)count);
+}
+
+/* Bits of the probabilities, not their values: none is NaN where they count. */
+static void hash_draft(struct sha256_ctx *hash, const struct tv_tree *tree)
+{
+    size_t cells = (size_t)tree->count * (size_t)tree->draft.width;
+
+    hash_words(hash, tree->draft.ids, tree->draft.ids != NULL ? cells : 0);
+    hash_words(hash, tree->draft.probs, cells);
 }
 
 static void hash_rows(struct sha256_ctx *hash, const struct tv_rows *rows)
@@ -98,6 +114,8 @@ static void put_fixed(struct gather *gather, const struct tv_request *request)
     put_double(gather, sampling->min_p);
     put32(gather, sampling->has_seed);
     put64(gather, sampling->seed);
+    put_double(gather, sampling->typical_epsilon);
+    put_double(gather, sampling->typical_delta);
     put32(gather, request->has_rule);
     put32(gather, (int32_t)request->rule);
     put32(gather, request->max_len);
@@ -127,6 +145,7 @@ static void hash_alternative(struct sha256_ctx *hash, const struct tv_alternativ
     sha256_update(hash, gather.used, gather.bytes);
     hash_ints(hash, alternative->tree.tokens, alternative->tree.count);
     hash_ints(hash, alternative->tree.parents, alternative->tree.count);
+    hash_draft(hash, &alternative->tree);
 }
 
 void tv_request_hash(struct tv_request *request)
@@ -143,6 +162,7 @@ void tv_request_hash(struct tv_request *request)
     hash_rows(&hash, &request->want.logits_rows);
     hash_ints(&hash, request->tree.tokens, request->tree.count);
     hash_ints(&hash, request->tree.parents, request->tree.count);
+    hash_draft(&hash, &request->tree);
     for (int32_t i = 0; i < request->alternative_count; i++) {
         hash_alternative(&hash, &request->alternatives[i]);
     }

@@ -88,15 +88,15 @@ static int is_base64(const char *text, size_t bytes)
     return 1;
 }
 
-TV_REQUEST_READER(tv_request_read_tokens_b64)
+int tv_request_read_words(struct tv_request_reader *reader, const struct tv_json_value *value,
+                          uint32_t **ret_words, size_t *ret_count)
 {
-    struct tv_request *request = base;
     struct base64_decode_ctx context;
     size_t bytes = 0, got = 0, i;
     const char *text = tv_json_string(value, &bytes);
     uint8_t *data;
+    uint32_t *words;
 
-    (void)field; /* writes two members */
     if (text == NULL) {
         return tv_request_refuse(reader, TV_WRONG_TYPE, "a string is expected");
     }
@@ -113,17 +113,37 @@ TV_REQUEST_READER(tv_request_read_tokens_b64)
         free(data);
         return tv_request_refuse(reader, TV_WRONG_VALUE, "not standard base64 with padding");
     }
-    if (got % 4 != 0 || got / 4 > INT32_MAX) {
+    if (got % 4 != 0) {
         free(data);
-        return tv_request_refuse(reader, TV_WRONG_VALUE, "%zu bytes are not int32 values", got);
+        return tv_request_refuse(reader, TV_WRONG_VALUE, "%zu bytes are not values of 4", got);
     }
-    request->tokens = (int32_t *)(void *)data; /* malloc aligns; converted in place */
-    request->token_count = (int32_t)(got / 4);
+    words = (uint32_t *)(void *)data; /* malloc aligns; converted in place */
     for (i = 0; i < got / 4; i++) {
         const uint8_t *p = data + 4 * i;
-        uint32_t bits = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-        memcpy(&request->tokens[i], &bits, sizeof(bits));
+        words[i] = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
     }
+    *ret_words = words;
+    *ret_count = got / 4;
+    return 0;
+}
+
+TV_REQUEST_READER(tv_request_read_tokens_b64)
+{
+    struct tv_request *request = base;
+    uint32_t *words = NULL;
+    size_t count = 0;
+    int rc = tv_request_read_words(reader, value, &words, &count);
+
+    (void)field; /* writes two members */
+    if (rc < 0) {
+        return rc;
+    }
+    if (count > INT32_MAX) {
+        free(words);
+        return tv_request_refuse(reader, TV_WRONG_VALUE, "%zu tokens", count);
+    }
+    request->tokens = (int32_t *)(void *)words; /* the signed type of the same width */
+    request->token_count = (int32_t)count;
     return check_vocabulary(reader, request->tokens, request->token_count, 0);
 }
 
@@ -182,6 +202,20 @@ TV_REQUEST_READER(tv_request_read_seed)
     return 0;
 }
 
+static TV_REQUEST_READER(read_typical)
+{
+    static const struct tv_request_field fields[] = {
+        {"epsilon", 0, tv_request_read_number,
+         offsetof(struct tv_sampling_request, typical_epsilon), 0, 1},
+        {"delta", 0, tv_request_read_number, offsetof(struct tv_sampling_request, typical_delta), 0,
+         1},
+    };
+
+    (void)field; /* its own table */
+    ((struct tv_sampling_request *)base)->has_typical = 1;
+    return tv_request_read_object(reader, value, fields, COUNT_OF(fields), base);
+}
+
 TV_REQUEST_READER(tv_request_read_sampling)
 {
     static const struct tv_request_field fields[] = {
@@ -192,6 +226,7 @@ TV_REQUEST_READER(tv_request_read_sampling)
         {"top_p", 0, read_top_p, offsetof(struct tv_sampling_request, top_p), 0, 1},
         {"min_p", 0, tv_request_read_number, offsetof(struct tv_sampling_request, min_p), 0, 1},
         {"seed", 0, tv_request_read_seed, 0, 0, 0},
+        {"typical", 0, read_typical, 0, 0, 0},
     };
     struct tv_request *request = base;
 
@@ -269,6 +304,8 @@ TV_REQUEST_READER(tv_request_read_tree)
     static const struct tv_request_field fields[] = {
         {"tokens", 1, read_tree_tokens, 0, 0, 0},
         {"parents", 1, read_tree_parents, 0, 0, 0},
+        {"q_topk", 0, tv_request_read_q_topk, 0, 0, 0},
+        {"q_dense", 0, tv_request_read_q_dense, 0, 0, 0},
     };
     struct tv_request *request = base;
     int rc = tv_request_read_object(reader, value, fields, COUNT_OF(fields), &request->tree);
@@ -278,5 +315,9 @@ TV_REQUEST_READER(tv_request_read_tree)
         return rc;
     }
     request->has_tree = 1;
-    return tv_tree_check(&request->tree, &reader->limits->tree, reader->problem);
+    rc = tv_tree_check(&request->tree, &reader->limits->tree, reader->problem);
+    if (rc == 0 && request->tree.draft.width > 0) {
+        rc = tv_tree_check_draft(&request->tree, reader->limits->tree.vocab, reader->problem);
+    }
+    return rc;
 }

@@ -32,7 +32,15 @@ void tv_write_sampling(struct tv_buf *buf, const struct tv_sampling_state *sampl
     tv_write_real(buf, sampling->top_p);
     tv_write_raw(buf, ",\"min_p\":");
     tv_write_real(buf, sampling->min_p);
-    tv_buf_printf(buf, ",\"seed\":\"%" PRIu64 "\"}", sampling->seed);
+    tv_buf_printf(buf, ",\"seed\":\"%" PRIu64 "\"", sampling->seed);
+    if (sampling->has_typical) {
+        tv_write_raw(buf, ",\"typical\":{\"epsilon\":");
+        tv_write_real(buf, sampling->typical_epsilon);
+        tv_write_raw(buf, ",\"delta\":");
+        tv_write_real(buf, sampling->typical_delta);
+        tv_write_raw(buf, "}");
+    }
+    tv_write_raw(buf, "}");
 }
 
 void tv_write_finish(struct tv_buf *buf, enum tv_finish finish)
@@ -192,12 +200,12 @@ static void write_outcome(struct tv_buf *buf, const struct tv_round *round)
     tv_write_hex(buf, round->digest, sizeof(round->digest));
 }
 
-/* Both served rules are lossless; the member is part of the contract because others are not. */
 static void write_rule(struct tv_buf *buf, const struct tv_round *round)
 {
     tv_write_raw(buf, ",\"rule\":");
     tv_write_text(buf, tv_rule_name(round->rule));
-    tv_write_raw(buf, ",\"lossless\":true");
+    tv_write_raw(buf, ",\"lossless\":");
+    tv_write_flag(buf, tv_rule_lossless(round->rule));
 }
 
 static void write_margin(struct tv_buf *buf, const struct tv_round *round)
@@ -376,6 +384,27 @@ void tv_encode_session_list(struct tv_buf *buf, const struct tv_session_state *s
 void tv_encode_running(struct tv_buf *buf, int32_t seq)
 {
     tv_buf_printf(buf, "{\"seq\":%d,\"status\":\"running\"}", (int)seq);
+}
+
+void tv_encode_draft(struct tv_buf *buf, const struct tv_tree *tree)
+{
+    int64_t cells = (int64_t)tree->count * tree->draft.width;
+
+    if (tree->draft.width == 0) {
+        return;
+    }
+    tv_buf_printf(buf, ",\"%s\":{\"shape\":[%d,%d],",
+                  tree->draft.ids != NULL ? "q_topk" : "q_dense", (int)tree->count,
+                  (int)tree->draft.width);
+    if (tree->draft.ids != NULL) {
+        tv_write_raw(buf, "\"ids_b64\":");
+        tv_write_base64_ints(buf, tree->draft.ids, cells);
+        tv_write_raw(buf, ",\"probs_b64\":");
+    } else {
+        tv_write_raw(buf, "\"dtype\":\"f32\",\"data_b64\":");
+    }
+    tv_write_base64_floats(buf, tree->draft.probs, cells, TV_TENSOR_F32);
+    tv_write_raw(buf, "}");
 }
 
 void tv_encode_scores(struct tv_buf *buf, const float *logprobs, int32_t count)

@@ -31,6 +31,8 @@ struct tv_sampling_state {
     double temperature, top_p, min_p;
     int32_t top_k;
     uint64_t seed;
+    int has_typical; /* the next two are shown */
+    double typical_epsilon, typical_delta;
 };
 
 enum tv_finish { TV_FINISH_NONE = 0, TV_FINISH_STOP, TV_FINISH_LENGTH };
@@ -200,6 +202,9 @@ void tv_encode_parity_totals(struct tv_buf *buf, const struct tv_parity_totals *
 /* `instance` is the request id; report: parity-mismatch only (its members join), else NULL. */
 void tv_encode_problem(struct tv_buf *buf, const struct tv_problem *problem, const char *instance,
                        const struct tv_parity_report *report);
+/* Of a request: the members of a tree that its draft is written in, each behind a comma; none
+ * without one. */
+void tv_encode_draft(struct tv_buf *buf, const struct tv_tree *tree);
 /* Raw tensor bytes of logits rows in dtype (GET .../tensor). */
 void tv_encode_tensor(struct tv_buf *buf, const float *data, int64_t count,
                       enum tv_tensor_dtype dtype);

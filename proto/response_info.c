@@ -64,7 +64,8 @@ static void write_limits(struct tv_buf *buf, const struct tv_limits_info *limits
 /* What a client may rely on; strings are only ever added. */
 static void write_features(struct tv_buf *buf)
 {
-    tv_write_raw(buf, ",\"rules\":[\"target_walk\",\"greedy\"],\"features\":["
+    tv_write_raw(buf, ",\"rules\":[\"target_walk\",\"greedy\",\"ratio_wor\",\"typical\"],"
+                      "\"features\":["
                       "\"sessions\",\"verify\",\"extend\",\"decode\",\"rollback\",\"fork\","
                       "\"renew\",\"oneshot\",\"score\","
                       "\"tokens_b64\",\"want.top_k\",\"want.logprobs\",\"want.logits\","

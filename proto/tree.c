@@ -142,5 +142,7 @@ void tv_tree_finish(struct tv_tree *tree)
     free(tree->tokens);
     free(tree->parents);
     free(tree->depths);
+    free(tree->draft.ids);
+    free(tree->draft.probs);
     *tree = (struct tv_tree){0};
 }

@@ -91,6 +91,8 @@ static void rule_settle(struct tv_round_rule *rule, const struct tv_sampling_sta
                      .min_p = (float)sampling->min_p,
                      .top_k = sampling->top_k,
                      .seed = sampling->seed},
+        .typical_epsilon = sampling->typical_epsilon,
+        .typical_delta = sampling->typical_delta,
         .max_len = max_len,
     };
 }
@@ -123,6 +125,9 @@ static int rule_of_call(struct tv_sched *sched, struct job *job)
         sampling->top_k = request->sampling.top_k;
         sampling->seed = request->sampling.seed;
     }
+    sampling->has_typical = request->sampling.has_typical || sampling->rule == TV_RULE_TYPICAL;
+    sampling->typical_epsilon = request->sampling.typical_epsilon;
+    sampling->typical_delta = request->sampling.typical_delta;
     if (!request->has_sampling || !request->sampling.has_seed) {
         rc = tv_random_bytes(&sampling->seed, sizeof sampling->seed);
     }
@@ -372,6 +377,16 @@ static int skip(struct tv_session *session, struct tv_call *call, struct tv_prob
     return 1;
 }
 
+/* The draft's distributions against the rule that the session gives the round. */
+static int check_draft(const struct tv_session *session, const struct tv_request *request,
+                       struct tv_problem *problem)
+{
+    if (request->has_rule || request->kind == TV_CALL_SCORE) {
+        return 0; /* the decoder has judged it */
+    }
+    return tv_request_check_draft(request, session->sampling.rule, problem);
+}
+
 /* verify, extend, decode, rollback. 0: the job may be queued; 1: the call is answered or attached,
  * *ret_kept says which; -EINVAL with *problem. */
 static int check_round(struct tv_sched *sched, struct job *job, int *ret_attached,
@@ -404,7 +419,7 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     case TV_SESSION_REFUSED:
         return -EINVAL;
     case TV_SESSION_BEHIND:
-        if (admission(sched, problem) != 0) {
+        if (check_draft(session, request, problem) != 0 || admission(sched, problem) != 0) {
             return -EINVAL;
         }
         tv_sched_behind_add(session, job);
@@ -412,7 +427,9 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     case TV_SESSION_RUN:
         break;
     }
-    return admission(sched, problem) != 0 ? -EINVAL : tv_sched_round_begin(job, session, problem);
+    return check_draft(session, request, problem) != 0 || admission(sched, problem) != 0
+               ? -EINVAL
+               : tv_sched_round_begin(job, session, problem);
 }
 
 /* one-shot, score and parity: a prefix of their own; the last two also on a session. */
@@ -434,7 +451,7 @@ static int check_detached(struct tv_sched *sched, struct job *job, struct tv_pro
             return -EINVAL;
         }
         if (tv_session_judge_tree(session, &request->tree, problem) != 0 ||
-            admission(sched, problem) != 0) {
+            check_draft(session, request, problem) != 0 || admission(sched, problem) != 0) {
             return -EINVAL;
         }
         job->session = session;

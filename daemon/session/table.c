@@ -99,6 +99,9 @@ static int sampling_settle(struct tv_sampling_state *state, const struct tv_requ
     state->min_p = request->sampling.min_p;
     state->top_k = request->sampling.top_k;
     state->seed = request->sampling.seed;
+    state->has_typical = request->sampling.has_typical || state->rule == TV_RULE_TYPICAL;
+    state->typical_epsilon = request->sampling.typical_epsilon;
+    state->typical_delta = request->sampling.typical_delta;
     if (request->has_sampling && request->sampling.has_seed) {
         return 0;
     }

@@ -26,6 +26,8 @@ void tv_shadow_round_free(struct tv_shadow *shadow, struct tv_shadow_round *roun
     free(round->attached.tree.tokens);
     free(round->attached.tree.parents);
     free(round->attached.tree.depths);
+    free(round->attached.tree.draft.ids);
+    free(round->attached.tree.draft.probs);
     free(round->attached.prefix);
     free(round->attached.logits);
     free(round->attached.accepted_nodes);

@@ -9,6 +9,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "shadow/round.h"
 
@@ -39,10 +40,10 @@ static int by_weight(const void *a, const void *b)
 }
 
 /* Word 0 of Philox4x32-10: the counter's two halves are multiplied, crossed and keyed ten times. */
-static uint32_t philox(uint64_t seed, uint32_t position, uint32_t token)
+static uint32_t philox(uint64_t seed, uint32_t position, uint32_t token, uint32_t purpose)
 {
-    uint64_t low = position | (uint64_t)token << 32; /* words 0 and 1; 2 (purpose) and 3 are 0 */
-    uint64_t high = 0;
+    uint64_t low = position | (uint64_t)token << 32; /* words 0 and 1; word 3 is 0 */
+    uint64_t high = purpose;
     uint32_t key_low = (uint32_t)seed, key_high = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
         uint64_t product_0 = (low & 0xffffffffu) * UINT64_C(0xd2511f53);
@@ -57,10 +58,22 @@ static uint32_t philox(uint64_t seed, uint32_t position, uint32_t token)
     return (uint32_t)low;
 }
 
+double tv_shadow_uniform(uint64_t seed, int32_t position, int32_t token,
+                         enum tv_shadow_purpose purpose)
+{
+    uint32_t word = philox(seed, (uint32_t)position, (uint32_t)token, (uint32_t)purpose);
+    return ((double)word + 0.5) / 4294967296.0;
+}
+
+double tv_shadow_noise(uint64_t seed, int32_t position, int32_t token,
+                       enum tv_shadow_purpose purpose)
+{
+    return (double)(float)-log(-log(tv_shadow_uniform(seed, position, token, purpose)));
+}
+
 double tv_shadow_gumbel(uint64_t seed, int32_t position, int32_t token)
 {
-    double u = ((double)philox(seed, (uint32_t)position, (uint32_t)token) + 0.5) / 4294967296.0;
-    return (double)(float)-log(-log(u));
+    return tv_shadow_noise(seed, position, token, TV_SHADOW_FOR_TARGET);
 }
 
 /* How many of the list's first tokens stay: their mass reaches p, the one that crosses included. */
@@ -120,8 +133,9 @@ static void decide(const struct entry *list, int32_t count, struct tv_shadow_dra
     ret_draw->margin = count == 1 ? INFINITY : (double)list[best].score - (double)second;
 }
 
-int tv_shadow_draw(const float *logits, int32_t vocab, const struct tv_sampling *sampling,
-                   int32_t position, struct tv_shadow_draw *ret_draw)
+/* The row's scores as a list, malloc'd. -EDOM: a logit is not finite. */
+static int list_make(const float *logits, int32_t vocab, const struct tv_sampling *sampling,
+                     struct entry **ret_list)
 {
     int greedy = sampling->temperature < GREEDY_BELOW;
     double temperature = greedy ? 1.0 : (double)sampling->temperature;
@@ -132,12 +146,56 @@ int tv_shadow_draw(const float *logits, int32_t vocab, const struct tv_sampling 
     for (int32_t t = 0; t < vocab; t++) {
         if (!isfinite(logits[t])) {
             free(list);
-            *ret_draw = (struct tv_shadow_draw){.token = -1};
-            return 0;
+            return -EDOM;
         }
         double score = (double)logits[t] / temperature;
         score = fmax(fmin(score, (double)FLT_MAX), -(double)FLT_MAX);
         list[t] = (struct entry){.score = (float)score, .token = t};
+    }
+    *ret_list = list;
+    return 0;
+}
+
+int tv_shadow_target(const float *logits, int32_t vocab, const struct tv_sampling *sampling,
+                     double *ret_probs)
+{
+    struct entry *list = NULL;
+    struct tv_shadow_draw best = {0};
+    double total = 0.0;
+    int rc = list_make(logits, vocab, sampling, &list);
+    if (rc != 0) {
+        return rc;
+    }
+    memset(ret_probs, 0, (size_t)vocab * sizeof *ret_probs);
+    if (sampling->temperature < GREEDY_BELOW) {
+        decide(list, vocab, &best);
+        ret_probs[best.token] = 1.0;
+        free(list);
+        return 0;
+    }
+    int32_t count = filter(list, vocab, sampling);
+    for (int32_t i = 0; i < count; i++) {
+        total += (double)list[i].weight;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        ret_probs[list[i].token] = (double)list[i].weight / total;
+    }
+    free(list);
+    return 0;
+}
+
+int tv_shadow_draw(const float *logits, int32_t vocab, const struct tv_sampling *sampling,
+                   int32_t position, struct tv_shadow_draw *ret_draw)
+{
+    int greedy = sampling->temperature < GREEDY_BELOW;
+    struct entry *list = NULL;
+    int rc = list_make(logits, vocab, sampling, &list);
+    if (rc == -EDOM) {
+        *ret_draw = (struct tv_shadow_draw){.token = -1};
+        return 0;
+    }
+    if (rc != 0) {
+        return rc;
     }
     int32_t count = greedy ? vocab : filter(list, vocab, sampling);
     for (int32_t i = 0; !greedy && i < count; i++) {

@@ -124,12 +124,14 @@ void tv_shadow_reproduce_path(struct tv_shadow *shadow, const struct tv_parity_c
     array_print(&buf, "tokens", parity_case->tree->tokens, parity_case->tree->count);
     tv_buf_append(&buf, ",", 1);
     array_print(&buf, "parents", parity_case->tree->parents, parity_case->tree->count);
+    tv_encode_draft(&buf, parity_case->tree);
     tv_buf_printf(&buf,
                   "},\"sampling\":{\"rule\":\"%s\",\"temperature\":%.9g,\"top_k\":%d,"
-                  "\"top_p\":%.9g,\"min_p\":%.9g,\"seed\":\"%llu\"},\"stop\":{",
+                  "\"top_p\":%.9g,\"min_p\":%.9g,\"seed\":\"%llu\",\"typical\":{\"epsilon\":%.17g,"
+                  "\"delta\":%.17g}},\"stop\":{",
                   tv_rule_name(rule->rule), (double)sampling->temperature, sampling->top_k,
                   (double)sampling->top_p, (double)sampling->min_p,
-                  (unsigned long long)sampling->seed);
+                  (unsigned long long)sampling->seed, rule->typical_epsilon, rule->typical_delta);
     array_print(&buf, "token_ids", rule->stop_ids, rule->stop_count);
     tv_buf_printf(&buf, ",\"max_len\":%d}}\n", rule->max_len);
     struct tv_shadow_part part = {.data = buf.data, .bytes = buf.bytes};

@@ -40,7 +40,8 @@ struct tv_shadow_attachment {
     struct tv_round_rule rule;
     int32_t *prefix; /* [prefix_len], or NULL */
     int32_t prefix_len;
-    float *logits; /* [accepted_count, vocab], or of all nodes when the path is wanted */
+    int all_rows;  /* the path is wanted, or the rule looked at more than the accepted nodes */
+    float *logits; /* [accepted_count, vocab], or of all nodes */
     int32_t *accepted_nodes;
     int32_t accepted_count, pending;
     double noise;
@@ -206,6 +207,29 @@ struct tv_shadow_draw {
 int tv_shadow_draw(const float *logits, int32_t vocab, const struct tv_sampling *sampling,
                    int32_t position, struct tv_shadow_draw *ret_draw);
 double tv_shadow_gumbel(uint64_t seed, int32_t position, int32_t token);
+enum tv_shadow_purpose {
+    TV_SHADOW_FOR_TARGET = 0,
+    TV_SHADOW_FOR_COIN = 1,
+    TV_SHADOW_FOR_RESIDUAL = 2
+};
+/* In (0, 1), and the Gumbel value of it. */
+double tv_shadow_uniform(uint64_t seed, int32_t position, int32_t token,
+                         enum tv_shadow_purpose purpose);
+double tv_shadow_noise(uint64_t seed, int32_t position, int32_t token,
+                       enum tv_shadow_purpose purpose);
+/* The distribution that the draw is from, dense. -EDOM: a logit is not finite; -ENOMEM. */
+int tv_shadow_target(const float *logits, int32_t vocab, const struct tv_sampling *sampling,
+                     double *ret_probs);
+
+/* rules.c: what follows a node with children under ratio_wor; child -1: the token is of the
+ * residual; token -1: the row is not finite. */
+struct tv_shadow_choice {
+    int32_t child, token;
+    double margin; /* the smallest relative change of the target that turns a decision */
+};
+int tv_shadow_ratio(const float *logits, int32_t vocab, const struct tv_sampling *sampling,
+                    const struct tv_tree *tree, int32_t node, int32_t position,
+                    struct tv_shadow_choice *ret_choice);
 
 /* redraw.c: draw the walk again from logits, by code that serves nothing. */
 struct tv_shadow_redraw {
@@ -214,6 +238,10 @@ struct tv_shadow_redraw {
 };
 /* row(context, node) gives a node's logits, or NULL where there are none. */
 typedef const float *tv_shadow_row(void *context, int32_t node);
+/* rules.c: which nodes pass with all their ancestors under typical; passes [nodes]. -ENODATA: a row
+ * that decides is not there; -EDOM: it is not finite; -ENOMEM. */
+int tv_shadow_typical(int32_t vocab, const struct tv_parity_case *parity_case, tv_shadow_row *row,
+                      void *row_context, uint8_t *passes, double *ret_margin);
 int tv_shadow_redraw(int32_t vocab, const struct tv_parity_case *parity_case, tv_shadow_row *row,
                      void *row_context, struct tv_shadow_redraw *ret_redraw);
 

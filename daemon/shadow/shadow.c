@@ -92,6 +92,18 @@ static void *take_copy(struct tv_shadow *shadow, struct tv_shadow_round *round, 
     return copy;
 }
 
+static void draft_copy(struct tv_shadow *shadow, struct tv_shadow_round *round,
+                       const struct tv_tree *tree)
+{
+    struct tv_draft *draft = &round->attached.tree.draft;
+    size_t cells = (size_t)tree->count * (size_t)tree->draft.width;
+    if (tree->draft.ids != NULL) {
+        draft->ids = take_copy(shadow, round, tree->draft.ids, cells * sizeof *draft->ids);
+    }
+    draft->probs = take_copy(shadow, round, tree->draft.probs, cells * sizeof *draft->probs);
+    draft->width = tree->draft.width;
+}
+
 void tv_shadow_attach(struct tv_shadow *shadow, struct tv_shadow_round *round,
                       const struct tv_parity_case *parity_case)
 {
@@ -118,7 +130,11 @@ void tv_shadow_attach(struct tv_shadow *shadow, struct tv_shadow_round *round,
         attached->prefix = take_copy(shadow, round, parity_case->prefix,
                                      (size_t)parity_case->prefix_len * sizeof *attached->prefix);
     }
-    if (round->want_path) {
+    attached->all_rows = round->want_path || parity_case->rule.rule == TV_RULE_TYPICAL;
+    if (tree->draft.width > 0) {
+        draft_copy(shadow, round, tree);
+    }
+    if (attached->all_rows) {
         attached->logits =
             take_copy(shadow, round, parity_case->logits, (size_t)tree->count * row_bytes);
     } else {
@@ -200,7 +216,7 @@ static const float *attached_row(void *context, int32_t node)
     const struct tv_shadow_round *round = context;
     const struct tv_shadow_attachment *attached = &round->attached;
     size_t vocab = (size_t)round->config->vocab;
-    if (round->want_path) {
+    if (attached->all_rows) {
         return attached->logits + (size_t)node * vocab;
     }
     for (int32_t i = 0; i < attached->accepted_count; i++) {

@@ -387,6 +387,12 @@ static void engine_destroy(struct tv_engine *engine)
     free(self->nodes);
     free(self->logprobs);
     free(self->scores);
+    free(self->rule_keys);
+    free(self->rule_ids);
+    free(self->rule_probs);
+    free(self->rule_target);
+    free(self->rule_left);
+    free(self->rule_draft);
     free(self);
 }
 
@@ -463,6 +469,21 @@ static int answer_arrays_take(struct tv_verify_engine *self)
     return missing ? -ENOMEM : 0;
 }
 
+/* For one row at a time of the rules that look at whole rows. */
+static int rule_arrays_take(struct tv_verify_engine *self)
+{
+    size_t vocab = (size_t)self->engine.vocab;
+    self->rule_keys = calloc(vocab, sizeof *self->rule_keys);
+    self->rule_ids = calloc(vocab, sizeof *self->rule_ids);
+    self->rule_probs = calloc(vocab, sizeof *self->rule_probs);
+    self->rule_target = calloc(vocab, sizeof *self->rule_target);
+    self->rule_left = calloc(vocab, sizeof *self->rule_left);
+    self->rule_draft = calloc(vocab, sizeof *self->rule_draft);
+    int missing = self->rule_keys == NULL || self->rule_ids == NULL || self->rule_probs == NULL ||
+                  self->rule_target == NULL || self->rule_left == NULL || self->rule_draft == NULL;
+    return missing ? -ENOMEM : 0;
+}
+
 int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
                             struct tv_cache *cache, const struct tv_judge *judge,
                             struct tv_engine **ret_engine, char *detail, size_t detail_bytes)
@@ -488,6 +509,9 @@ int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
     int rc = draw_arrays_take(self);
     if (rc == 0) {
         rc = answer_arrays_take(self);
+    }
+    if (rc == 0) {
+        rc = rule_arrays_take(self);
     }
     if (rc != 0) {
         (void)snprintf(detail, detail_bytes, "no memory for %d rows", rows_max);

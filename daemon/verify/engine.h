@@ -55,6 +55,11 @@ struct tv_verify_engine {
     float *host_topk_lse;
     float *host_logits; /* [rows_max, vocab]; NULL when device memory is host memory */
 
+    /* Rules that look at whole rows: one filtered row, then what rules.h asks for. All [vocab]. */
+    uint64_t *rule_keys;
+    int32_t *rule_ids;
+    double *rule_probs, *rule_target, *rule_left, *rule_draft;
+
     /* Self-test: a context that keeps its rows reserved, so that a repeat needs no page. */
     struct tv_context *test_context;
     struct tv_tree test_tree;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "verify/engine.h"
+#include "verify/rules.h"
 #include "verify/walk.h"
 
 static int draw_launch(struct tv_verify_engine *self, const float *logits, int32_t rows)
@@ -91,6 +92,47 @@ static int walk_draw(void *context, int32_t node, int32_t position, struct tv_dr
         return 0;
     }
     return tv_engine_draw_row(walk->self, walk->logits, row, position, &walk->sampling, ret_draw);
+}
+
+/* A tv_rules_row: the row comes to the host, where these rules are walked. */
+static int walk_row(void *context, int32_t node, struct tv_rules_target *ret_target)
+{
+    struct walk_context *walk = context;
+    struct tv_verify_engine *self = walk->self;
+    struct tv_kernels *kernels = self->engine.kernels;
+    int64_t start = (int64_t)(walk->row_start + node) * self->engine.vocab;
+    const float *row = walk->logits + start;
+    int rc = 0;
+    if (!kernels->host_memory) {
+        rc = kernels->download(kernels, self->host_logits + start, row,
+                               (size_t)self->engine.vocab * sizeof *row);
+        rc = rc == 0 ? kernels->sync(kernels) : rc;
+        row = self->host_logits + start;
+    }
+    if (rc == 0) {
+        rc = tv_kernels_target(row, self->engine.vocab, &walk->sampling, self->rule_keys,
+                               self->rule_ids, self->rule_probs, &ret_target->count);
+    }
+    ret_target->ids = self->rule_ids;
+    ret_target->probs = self->rule_probs;
+    return rc;
+}
+
+static int walk_run(struct walk_context *walk, const struct tv_round_in *in, int32_t *nodes,
+                    float *logprobs, struct tv_walk_result *ret_result)
+{
+    struct tv_verify_engine *self = walk->self;
+    int32_t len = in->context->seq.len;
+    if (!tv_rules_apply(&in->rule)) {
+        return tv_walk_run(in->tree, len, &in->rule, walk_draw, walk, nodes, logprobs, ret_result);
+    }
+    const struct tv_rules_source source = {.context = walk,
+                                           .draw = walk_draw,
+                                           .row = walk_row,
+                                           .target = self->rule_target,
+                                           .left = self->rule_left,
+                                           .draft = self->rule_draft};
+    return tv_rules_run(in->tree, len, &in->rule, &source, nodes, logprobs, ret_result);
 }
 
 static int all_finite(const float *values, int64_t count)
@@ -248,8 +290,7 @@ int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot 
     struct tv_walk_result result = {0};
     int32_t *nodes = self->nodes + slot->row_start;
     float *logprobs = self->logprobs + slot->row_start;
-    int rc = tv_walk_run(in->tree, in->context->seq.len, &in->rule, walk_draw, &walk, nodes,
-                         logprobs, &result);
+    int rc = walk_run(&walk, in, nodes, logprobs, &result);
     if (rc == 0 && in->top_k > 0) {
         rc = topk_answer(self, slot, in->top_k, logits, out);
     }

@@ -22,7 +22,8 @@ struct tv_round_rule {
     struct tv_sampling sampling;
     int32_t stop_ids[TV_STOP_IDS_MAX];
     int32_t stop_count;
-    int32_t max_len; /* committed + pending may not exceed it */
+    int32_t max_len;                       /* committed + pending may not exceed it */
+    double typical_epsilon, typical_delta; /* rule typical */
 };
 
 /* The token drawn after a prefill, or at the end of a walk. */

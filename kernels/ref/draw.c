@@ -217,6 +217,32 @@ void tv_ref_draw_row(const struct tv_draw_args *args, int32_t r, uint64_t *keys)
     args->draws[r] = draw;
 }
 
+int32_t tv_ref_draw_survivors(const float *logits, int32_t vocab, const struct tv_sampling *s,
+                              uint64_t *keys, int32_t *ids, double *weights)
+{
+    if (!all_finite(logits, vocab)) {
+        return 0;
+    }
+    if (!(s->temperature >= 1e-4f)) {
+        struct tv_draw draw;
+        draw_greedy(logits, vocab, &draw);
+        ids[0] = draw.token;
+        weights[0] = 1.0;
+        return 1;
+    }
+    float max = -FLT_MAX;
+    for (int32_t t = 0; t < vocab; t++) {
+        max = fmaxf(max, tempered(logits[t], s->temperature));
+    }
+    double sum;
+    int32_t count = filter(logits, vocab, s, max, keys, &sum);
+    for (int32_t i = 0; i < count; i++) {
+        ids[i] = key_id(keys[i]);
+        weights[i] = (double)weight(logits, ids[i], s->temperature, max);
+    }
+    return count;
+}
+
 size_t tv_ref_draw_workspace(const struct tv_kernels *k, const struct tv_draw_args *args)
 {
     (void)k;

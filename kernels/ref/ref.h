@@ -58,6 +58,10 @@ void tv_ref_verify_attn_row(const struct tv_verify_attn *args, int32_t b, int32_
 void tv_ref_verify_attn_padding(const struct tv_verify_attn *args, int32_t b);
 /* Draw row r; `keys` holds vocab entries. */
 void tv_ref_draw_row(const struct tv_draw_args *args, int32_t r, uint64_t *keys);
+/* What a row's filters leave: ids and weights relative to the best; returns how many, 0 when a
+ * logit is not finite. Greedy: the best alone. All arrays [vocab]. */
+int32_t tv_ref_draw_survivors(const float *logits, int32_t vocab, const struct tv_sampling *s,
+                              uint64_t *keys, int32_t *ids, double *weights);
 /* k largest logits and log-sum-exp of row r. */
 void tv_ref_topk_row(const struct tv_topk *args, int32_t r);
 

@@ -38,6 +38,17 @@ static void check_rows(const struct tv_rows *rows, const struct tv_tree *tree)
     }
 }
 
+/* Every child can have been drawn from its parent's row. */
+static void check_draft(const struct tv_tree *tree)
+{
+    int32_t i;
+
+    for (i = 1; tree->draft.width > 0 && i < tree->count; i++) {
+        double p = tv_tree_draft_prob(tree, tree->parents[i], tree->tokens[i]);
+        REQUIRE(p > 0 && p <= 1.001);
+    }
+}
+
 static void check_accepted(const struct tv_request *request)
 {
     const struct tv_sampling_request *sampling = &request->sampling;
@@ -55,6 +66,8 @@ static void check_accepted(const struct tv_request *request)
     REQUIRE(sampling->temperature >= 0 && sampling->temperature <= 100);
     REQUIRE(sampling->top_p > 0 && sampling->top_p <= 1);
     REQUIRE(sampling->min_p >= 0 && sampling->min_p <= 1);
+    REQUIRE(sampling->typical_epsilon >= 0 && sampling->typical_epsilon <= 1);
+    REQUIRE(sampling->typical_delta >= 0 && sampling->typical_delta <= 1);
     REQUIRE(sampling->top_k >= 0 && sampling->top_k <= limits.tree.vocab);
     REQUIRE(request->deadline_ms >= 1 && request->deadline_ms <= TV_DEADLINE_MS_MAX);
     REQUIRE(request->lease_s >= 0 && request->lease_s <= TV_LEASE_S_MAX);
@@ -64,6 +77,7 @@ static void check_accepted(const struct tv_request *request)
     if (request->has_tree) {
         REQUIRE(request->tree.count >= 1 && request->tree.count <= limits.tree.nodes_max);
         REQUIRE(request->tree.depth <= limits.tree.depth_max);
+        check_draft(&request->tree);
         check_rows(&request->want.rows, &request->tree);
         check_rows(&request->want.logits_rows, &request->tree);
     }

@@ -9,10 +9,12 @@ decoder finds an unknown, missing or mistyped member, the schema must refuse too
 decoder refuses must be about state that a schema cannot know: vocabulary, tree shape, context.
 """
 
+import base64
 import collections
 import copy
 import json
 import pathlib
+import struct
 import subprocess
 import sys
 
@@ -26,6 +28,12 @@ DIGEST = "00112233445566778899aabbccddeeff"
 ROUND = {"seq": 1, "epoch": "0123456789abcdef", "expected_len": 3, "expected_digest": DIGEST}
 COMMON = {"deadline_ms": 5, "lease_s": 5, "ack": 1}
 TREE = {"tokens": [5, 6, 7], "parents": [-1, 0, 1]}
+CELLS = base64.b64encode(struct.pack("<6i", 6, 9, 7, 8, -1, -1)).decode()
+PROBS = base64.b64encode(struct.pack("<6f", 0.75, 0.25, 0.5, 0.5, 0.0, 0.0)).decode()
+RATIO_TREE = {**TREE, "q_topk": {"shape": [3, 2], "ids_b64": CELLS, "probs_b64": PROBS}}
+ROWS = base64.b64encode(struct.pack("<f", 1 / 307) * (3 * 307)).decode()
+DENSE_TREE = {**TREE, "q_dense": {"shape": [3, 307], "dtype": "f32", "data_b64": ROWS}}
+RATIO = {"rule": "ratio_wor", "typical": {"epsilon": 0.1, "delta": 0.5}}
 SAMPLING = {
     "rule": "greedy", "temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "seed": "12",
 }
@@ -52,6 +60,8 @@ BODIES = [
     ("oneshot", "/v1/verify",
      {"tokens": [1], "tree": TREE, "sampling": SAMPLING, "want": WANT, "deadline_ms": 5}),
     ("oneshot", "/v1/verify", {"tokens_b64": "", "tree": TREE}),
+    ("oneshot", "/v1/verify", {"tokens": [1], "tree": RATIO_TREE, "sampling": RATIO}),
+    ("verify", f"/v1/sessions/{SESSION}/verify", {**ROUND, "tree": DENSE_TREE, "rule": "ratio_wor"}),
     ("score", "/v1/score", {"session": SESSION, "tree": TREE, "deadline_ms": 5}),
     ("score", "/v1/score", {"tokens": [1], "tree": TREE, "deadline_ms": 5}),
     ("score", "/v1/score", {"tokens_b64": "AQAAAA==", "tree": TREE}),

@@ -121,19 +121,29 @@ static inline enum tv_finish finish(const struct tv_json_value *object)
 
 static inline enum tv_rule rule(const struct tv_json_value *object)
 {
-    return strcmp(text(object, "rule"), "greedy") == 0 ? TV_RULE_GREEDY : TV_RULE_TARGET_WALK;
+    int found = TV_RULE_TARGET_WALK;
+
+    while (strcmp(tv_rule_name((enum tv_rule)found), text(object, "rule")) != 0) {
+        assert_true(++found < TV_RULE_COUNT);
+    }
+    return (enum tv_rule)found;
 }
 
 static inline struct tv_sampling_state sampling(const struct tv_json_value *object)
 {
     const struct tv_json_value *value = need(object, "sampling");
+    const struct tv_json_value *typical = tv_json_member(value, "typical");
 
-    return (struct tv_sampling_state){.rule = rule(value),
-                                      .temperature = real(value, "temperature"),
-                                      .top_k = (int32_t)number(value, "top_k"),
-                                      .top_p = real(value, "top_p"),
-                                      .min_p = real(value, "min_p"),
-                                      .seed = strtoull(text(value, "seed"), NULL, 10)};
+    return (struct tv_sampling_state){
+        .rule = rule(value),
+        .temperature = real(value, "temperature"),
+        .top_k = (int32_t)number(value, "top_k"),
+        .top_p = real(value, "top_p"),
+        .min_p = real(value, "min_p"),
+        .seed = strtoull(text(value, "seed"), NULL, 10),
+        .has_typical = typical != NULL,
+        .typical_epsilon = typical != NULL ? real(typical, "epsilon") : 0,
+        .typical_delta = typical != NULL ? real(typical, "delta") : 0};
 }
 
 /* proto_example_rounds.c: a session's state; encode the answer of a round again from its members.

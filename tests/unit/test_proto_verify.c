@@ -78,7 +78,7 @@ static void test_verify_refusals(void **state)
     refuse_verify("\"want\":{\"logits\":{\"dtype\":\"f64\"}}", TV_WRONG_VALUE,
                   "/want/logits/dtype");
     refuse_verify("\"want\":{\"logits\":{\"via\":\"mail\"}}", TV_WRONG_VALUE, "/want/logits/via");
-    refuse_verify("\"rule\":\"ratio_wor\"", TV_WRONG_VALUE, "/rule");
+    refuse_verify("\"rule\":\"Typical\"", TV_WRONG_VALUE, "/rule");
     refuse_verify("\"rule\":\"client\"", TV_WRONG_VALUE, "/rule");
     refuse_verify("\"deadline_ms\":0", TV_WRONG_VALUE, "/deadline_ms");
     refuse_verify("\"deadline_ms\":600001", TV_WRONG_VALUE, "/deadline_ms");
