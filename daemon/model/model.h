@@ -36,11 +36,12 @@ struct tv_model_config {
     double yarn_mscale, yarn_mscale_all_dim; /* 0 = absent */
     int32_t yarn_original_max;
     int yarn_truncate;            /* correction range rounded to whole dims (the default) */
-    double rope_attention_factor; /* multiplies cos and sin; 1 without YaRN */
+    double yarn_attention_factor; /* as the file says; 0 = absent */
+    double rope_attention_factor; /* derived: multiplies cos and sin; 1 without YaRN */
     int rope_interleave;          /* of the file; in memory rope rows are always interleaved */
     int tied_head;
     int32_t max_position; /* the context limit */
-    float softmax_scale;  /* with YaRN's mscale^2 */
+    float softmax_scale;  /* derived: with YaRN's mscale^2 */
 };
 
 struct tv_model_options {

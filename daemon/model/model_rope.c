@@ -35,7 +35,9 @@ static void yarn_read(struct tv_config_read *rope, struct tv_model_config *confi
                          ? yarn_mscale(factor, config->yarn_mscale) /
                                yarn_mscale(factor, config->yarn_mscale_all_dim)
                          : yarn_mscale(factor, 1.0);
-    config->rope_attention_factor = tv_config_factor(rope, "attention_factor", 0, implied);
+    config->yarn_attention_factor = tv_config_factor(rope, "attention_factor", 0, 0.0);
+    config->rope_attention_factor =
+        config->yarn_attention_factor > 0.0 ? config->yarn_attention_factor : implied;
 }
 
 /* theta is beside rope_scaling in older files and inside rope_parameters in newer ones. */

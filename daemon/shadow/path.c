@@ -15,6 +15,7 @@
 struct pass {
     const struct tv_path_source *source;
     const struct tv_path_rows *rows;
+    float softmax_scale;
     float *rope;   /* cosines and sines */
     float *x;      /* [rows, hidden] residual stream */
     float *h;      /* [rows, hidden] normed */
@@ -351,7 +352,7 @@ static void attend(struct pass *pass, int32_t r, int32_t head)
         int32_t other = seen(rows, r, j);
         float value = has_rounded_queries(rows, r) ? score_rounded(pass, other, head)
                                                    : score(pass, r, other, head);
-        pass->p[j] = (double)value * (double)config->softmax_scale;
+        pass->p[j] = (double)value * (double)pass->softmax_scale;
         max = fmax(max, pass->p[j]);
     }
     for (int32_t j = 0; j < count; j++) {
@@ -454,7 +455,10 @@ int tv_path_forward(const struct tv_path_source *source, const struct tv_path_ro
                     const int32_t *wanted, int32_t wanted_count, const struct tv_path_watch *watch,
                     float **ret_logits)
 {
-    struct pass pass = {.source = source, .rows = rows, .watch = watch};
+    struct pass pass = {.source = source,
+                        .rows = rows,
+                        .watch = watch,
+                        .softmax_scale = tv_path_softmax_scale(source->config)};
     float *logits = floats(wanted_count, source->config->vocab);
     int rc = logits == NULL ? -ENOMEM : pass_take(&pass);
     for (int32_t r = 0; r < rows->count; r++) {

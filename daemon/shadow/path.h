@@ -2,7 +2,8 @@
  * path.h - private to shadow/: the path oracle, the whole model from tokens with plain loops.
  *
  * Every root-to-leaf path is an ordinary causal sequence behind the prefix: expanded attention, no
- * pages, no tree mask, f32. Shares the weights and their config with model/, and nothing else.
+ * pages, no tree mask, f32. Shares the weights and the fields
+ * of the file with model/, and nothing that model/ derives from them.
  */
 #ifndef TV_SHADOW_PATH_H
 #define TV_SHADOW_PATH_H
@@ -87,7 +88,10 @@ int tv_path_tensor(const struct tv_path_source *source, const struct tv_model_te
                    float **ret_values);
 /* Every value to the nearest bf16, ties to even, as a cache of that type keeps it. */
 void tv_path_round_bf16(float *x, int64_t count);
-/* Cosines and sines [positions, 2, rope / 2] from the config alone, malloc'd. */
+/* What scores are multiplied by, and cosines and sines [positions, 2, rope / 2], malloc'd: both
+ * from the file's fields alone, by code of their own, so that a wrong derivation of model/ is seen.
+ */
+float tv_path_softmax_scale(const struct tv_model_config *config);
 int tv_path_rope_table(const struct tv_model_config *config, int32_t positions, float **ret_table);
 /* Rotate one vector of interleaved pairs in place. */
 void tv_path_rotate(float *x, int32_t rope_dim, const float *table, int32_t position);

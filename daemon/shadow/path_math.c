@@ -182,6 +182,39 @@ void tv_path_round_bf16(float *x, int64_t count)
     }
 }
 
+/* YaRN of a context stretched `factor` times: how much longer the vectors of a dot product are
+ * made, for a coefficient m. */
+static double yarn_length(const struct tv_model_config *config, double m)
+{
+    double stretch = config->yarn_factor > 1.0 ? log(config->yarn_factor) : 0.0;
+    return 1.0 + 0.1 * m * stretch;
+}
+
+float tv_path_softmax_scale(const struct tv_model_config *config)
+{
+    double length = 1.0; /* of query and key each */
+    if (config->yarn && config->yarn_mscale_all_dim > 0.0) {
+        length = yarn_length(config, config->yarn_mscale_all_dim);
+    }
+    double width = (double)config->nope_dim + (double)config->rope_dim;
+    return (float)(length * length * pow(width, -0.5));
+}
+
+/* What rotated vectors are multiplied by: the file's word, or what mscale adds to the factor that
+ * all dimensions have through the softmax scale. */
+static double rope_length(const struct tv_model_config *config)
+{
+    double m = config->yarn_mscale, all = config->yarn_mscale_all_dim;
+    if (!config->yarn) {
+        return 1.0;
+    }
+    if (config->yarn_attention_factor > 0.0) {
+        return config->yarn_attention_factor;
+    }
+    return m > 0.0 && all > 0.0 ? yarn_length(config, m) / yarn_length(config, all)
+                                : yarn_length(config, 1.0);
+}
+
 /* The dimension whose wave turns `turns` times within the original context (YaRN). */
 static double yarn_dimension(const struct tv_model_config *config, double turns)
 {
@@ -214,6 +247,7 @@ static double rope_frequency(const struct tv_model_config *config, int32_t i)
 int tv_path_rope_table(const struct tv_model_config *config, int32_t positions, float **ret_table)
 {
     int32_t half = config->rope_dim / 2;
+    double length = rope_length(config);
     float *table = malloc((size_t)positions * (size_t)config->rope_dim * sizeof *table);
     if (table == NULL) {
         return -ENOMEM;
@@ -222,8 +256,8 @@ int tv_path_rope_table(const struct tv_model_config *config, int32_t positions, 
         double frequency = rope_frequency(config, i);
         for (int32_t p = 0; p < positions; p++) {
             float *row = table + (size_t)p * (size_t)config->rope_dim;
-            row[i] = (float)(cos((double)p * frequency) * config->rope_attention_factor);
-            row[half + i] = (float)(sin((double)p * frequency) * config->rope_attention_factor);
+            row[i] = (float)(cos((double)p * frequency) * length);
+            row[half + i] = (float)(sin((double)p * frequency) * length);
         }
     }
     *ret_table = table;

@@ -17,14 +17,16 @@ EXIT_CHECKPOINT, EXIT_FAULT = 65, 70
 HUGE = {"BF16": b"\x96\x7e", "F32": struct.pack("<f", 1e38)}
 VARIANT = os.path.join(os.environ["TV_GOLDEN_DIR"], "model_variants", "v3-all-dense-one-head")
 FAULTS = ("scale-both", "scale-verify", "scale-prefill", "rope-verify", "rope-both", "value-heads", "absorb-heads", "router")
+DERIVED = ("mscale", "rope-length")  # of YaRN, which the bundled model of the quick start has not
 PLANTED = os.environ["TREEVERIFYD_PLANTED"]
 MODEL = os.environ["TV_MODEL_DIR"]
+YARN_MODEL = os.path.join(os.path.dirname(MODEL), "v2lite")
 SANITIZED = os.environ.get("TV_SANITIZE", "none") != "none"  # the tools' own time is not judged
 FRESH_S = 1.0  # for so long the last deep check's result is told again
 
 
-def start(fault, *options):
-    command = [PLANTED, "--model", MODEL, "--listen", "127.0.0.1:0", "--threads", "1", *options]
+def start(fault, *options, model=MODEL):
+    command = [PLANTED, "--model", model, "--listen", "127.0.0.1:0", "--threads", "1", *options]
     environment = dict(os.environ, TV_PLANT=fault)
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -92,6 +94,32 @@ class StartTest(unittest.TestCase):
                 self.assertEqual(probe.call("GET", "/readyz").status, 200)
                 caller.close()
                 probe.close()
+
+    def test_wrong_numbers_derived_from_the_file_do_not_start_b28(self):
+        for options in ((), ("--kv-dtype", "bf16")):
+            for fault in DERIVED:
+                ended = start(fault, *options, model=YARN_MODEL)
+                with self.subTest(fault=fault, options=options):
+                    self.assertEqual(ended.returncode, EXIT_FAULT, ended.stderr)
+                    self.assertEqual(ended.stdout, "")
+                    self.assertIn("self-test: logits against the path oracle", ended.stderr)
+
+    def test_a_comparison_sees_a_number_derived_from_the_file(self):
+        """The softmax scale, wrong from some moment on: the kernels are asked the same, the path oracle asks nobody."""
+        with tempfile.TemporaryDirectory() as folder:
+            switch = os.path.join(folder, "on")
+            harness.PROGRAM = PLANTED
+            daemon = FixedDaemon("--threads", "1", env={"TV_PLANT": "mscale", "TV_PLANT_FILE": switch})
+            daemon.model = YARN_MODEL
+            with daemon:
+                caller = Caller(daemon, True)
+                for planted in (False, True):
+                    answer = caller.call("POST", "/v1/parity", {}).json
+                    self.assertEqual(answer["ok"], not planted, answer)
+                    self.assertLessEqual(answer["kernel"]["rel_l2"], answer["bounds"]["kernel_rel_l2"])
+                    with open(switch, "w", encoding="ascii"):
+                        pass
+                caller.close()
 
     def test_a_fault_after_the_start_ends_readiness_b54(self):
         with tempfile.TemporaryDirectory() as folder:

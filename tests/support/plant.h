@@ -18,4 +18,7 @@ extern const char *const tv_plant_names[];
  * fault of that name. */
 int tv_plant(struct tv_kernels *kernels, const char *name);
 
+/* planted_model.c: 1: TV_PLANT's fault of that name is in what model/ derives from the file. */
+int tv_planted_in_model(const char *name);
+
 #endif

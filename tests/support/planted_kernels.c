@@ -1,8 +1,9 @@
 /*
  * planted_kernels.c - treeverifyd-planted: the daemon as it is on a backend with a planted fault.
  *
- * The linker gives every tv_kernels_create to this file; the fault is TV_PLANT's. The oracle's own
- * reference backend stays as it is.
+ * The linker gives every tv_kernels_create to this file; the fault is TV_PLANT's, where that names
+ * one of a backend (planted_model.c has the others). The oracle's own reference backend stays as it
+ * is.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +23,7 @@ int __wrap_tv_kernels_create(const char *name, const struct tv_kernels_options *
     struct tv_kernels *kernels = NULL;
     int rc = __real_tv_kernels_create(name, options, &kernels);
     if (rc == 0 && fault != NULL && strcmp(name, "cpu") == 0) {
-        rc = tv_plant(kernels, fault);
+        rc = tv_planted_in_model(fault) ? 0 : tv_plant(kernels, fault);
         if (rc != 0) {
             kernels->destroy(kernels);
             return rc;

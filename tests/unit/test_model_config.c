@@ -255,6 +255,22 @@ static double yarn_mscale(double factor, double mscale)
     return 0.1 * mscale * log(factor) + 1.0;
 }
 
+/* The path oracle's own derivations from the same fields. */
+static void oracle_agrees(const struct tv_model_config *config)
+{
+    enum { POSITIONS = 16 };
+    float fast[POSITIONS * TV_MLA_ROPE];
+    float *slow = NULL;
+    assert_int_equal(config->rope_dim, TV_MLA_ROPE);
+    assert_true(fabsf(tv_path_softmax_scale(config) - config->softmax_scale) <= 1e-7f);
+    tv_model_rope_table(config, POSITIONS, fast);
+    assert_int_equal(tv_path_rope_table(config, POSITIONS, &slow), 0);
+    for (int32_t i = 0; i < POSITIONS * TV_MLA_ROPE; i++) {
+        assert_true(fabsf(fast[i] - slow[i]) <= 1e-6f);
+    }
+    free(slow);
+}
+
 static void test_b28_yarn_factors(void **state)
 {
     (void)state;
@@ -262,11 +278,13 @@ static void test_b28_yarn_factors(void **state)
     double plain = 1.0 / sqrt(72.0);
     restart();
     served(&config);
+    oracle_agrees(&config);
     assert_true(fabs((double)config.softmax_scale - plain) < 1e-7);
     tv_tiny_field(&tiny, "rope_scaling",
                   "{\"type\":\"yarn\",\"factor\":40,\"mscale\":0.707,\"mscale_all_dim\":0.707,"
                   "\"original_max_position_embeddings\":64}");
     served(&config);
+    oracle_agrees(&config);
     double m = yarn_mscale(40.0, 0.707);
     assert_true(config.rope_attention_factor == 1.0); /* the ratio of equal mscales */
     assert_true(fabs((double)config.softmax_scale - plain * m * m) < 1e-7);
@@ -274,16 +292,19 @@ static void test_b28_yarn_factors(void **state)
     tv_tiny_field(&tiny, "rope_scaling",
                   "{\"type\":\"yarn\",\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":0.707}");
     served(&config);
+    oracle_agrees(&config);
     assert_true(fabs(config.rope_attention_factor - yarn_mscale(40.0, 1.0) / m) < 1e-12);
     tv_tiny_field(&tiny, "rope_scaling", "{\"type\":\"yarn\",\"factor\":40,\"mscale\":0.707}");
     served(&config);
+    oracle_agrees(&config);
     assert_true(fabs(config.rope_attention_factor - yarn_mscale(40.0, 1.0)) < 1e-12);
     assert_true(fabs((double)config.softmax_scale - plain) < 1e-7);
     assert_int_equal(config.yarn_original_max, 256); /* absent: the context limit */
     tv_tiny_field(&tiny, "rope_scaling",
                   "{\"type\":\"yarn\",\"factor\":40,\"attention_factor\":1.25}");
     served(&config);
-    assert_true(config.rope_attention_factor == 1.25);
+    oracle_agrees(&config);
+    assert_true(config.rope_attention_factor == 1.25 && config.yarn_attention_factor == 1.25);
 }
 
 /* B29: one hot pair at position 1 turns by exactly its frequency. */
