@@ -185,10 +185,10 @@ class Caller:
 
     def dropped(self):
         """The daemon has closed the idle connection."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
         try:
-            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
+            return bool(poll.poll(0)) and self.sock.recv(1, socket.MSG_PEEK) == b""
         except ConnectionResetError:
             return True
 
