@@ -74,11 +74,21 @@
 #define SEEN_TOKENS     1u
 #define SEEN_TOKENS_B64 2u
 
+static TV_REQUEST_READER(read_prefix)
+{
+    static const struct tv_request_field fields[] = {
+        {"session", 1, tv_request_read_session, AT(prefix_session), 0, 0},
+        {"len", 1, tv_request_read_int32, AT(prefix_len), 1, INT31_MAX},
+    };
+
+    (void)field; /* its own table */
+    return tv_request_read_object(reader, value, fields, COUNT_OF(fields), base);
+}
 static const struct tv_request_field create_fields[] = {
     TOKENS,          TOKENS_B64,
     SAMPLING,        STOP,
     LEASE(0),        {"cache_salt", 0, tv_request_read_salt, 0, 0, 0},
-    EXPECTED_DIGEST,
+    EXPECTED_DIGEST, {"prefix", 0, read_prefix, 0, 0, 0},
 };
 static TV_REQUEST_READER(read_round_rule)
 {
@@ -272,6 +282,27 @@ static int read_prompt(struct tv_request_reader *reader, const struct tv_json_va
     return rc < 0 ? rc : check_tokens(reader, reader->seen, may_be_empty);
 }
 
+/* A prompt, or a part of a session's tokens in its place. */
+static int read_create(struct tv_request_reader *reader, const struct tv_json_value *root)
+{
+    int has_prefix = tv_json_member(root, "prefix") != NULL;
+    int rc;
+
+    reader->request->lease_s = TV_LEASE_S_DEFAULT;
+    if (!has_prefix) {
+        rc = read_prompt(reader, root, create_fields, COUNT_OF(create_fields), 0);
+        return rc < 0 ? rc : check_context(reader);
+    }
+    if ((tv_json_member(root, "tokens") != NULL || tv_json_member(root, "tokens_b64") != NULL) &&
+        all_known(root, create_fields, COUNT_OF(create_fields))) {
+        tv_problem_set(reader->problem, TV_WRONG_VALUE, "/prefix",
+                       "/prefix: a prompt or a prefix, not both");
+        return -EINVAL;
+    }
+    return tv_request_read_object(reader, root, create_fields, COUNT_OF(create_fields),
+                                  reader->request);
+}
+
 static int read_oneshot(struct tv_request_reader *reader, const struct tv_json_value *root,
                         const struct tv_request_field *fields, size_t count)
 {
@@ -333,13 +364,10 @@ static int read_verify(struct tv_request_reader *reader, const struct tv_json_va
 static int read_body(struct tv_request_reader *reader, const struct tv_json_value *root)
 {
     struct tv_request *request = reader->request;
-    int rc;
 
     switch (request->kind) {
     case TV_CALL_CREATE:
-        request->lease_s = TV_LEASE_S_DEFAULT;
-        rc = read_prompt(reader, root, create_fields, COUNT_OF(create_fields), 0);
-        return rc < 0 ? rc : check_context(reader);
+        return read_create(reader, root);
     case TV_CALL_VERIFY:
         return read_verify(reader, root);
     case TV_CALL_EXTEND:

@@ -103,6 +103,9 @@ struct tv_request {
     int has_expected_digest;
     uint8_t expected_digest[16];
 
+    char prefix_session[32]; /* create: the prompt is the first prefix_len tokens of this session */
+    int32_t prefix_len;      /* 0: the prompt is in tokens */
+
     int32_t *tokens; /* [token_count], owned: prompt, extend tokens, one-shot prefix */
     int32_t token_count;
     int keep_pending;

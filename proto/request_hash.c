@@ -121,6 +121,8 @@ static void put_fixed(struct gather *gather, const struct tv_request *request)
     put32(gather, request->max_len);
     put32(gather, request->cache_salt_bytes);
     put_bytes(gather, request->cache_salt, (size_t)request->cache_salt_bytes);
+    put32(gather, request->prefix_len);
+    put_bytes(gather, request->prefix_session, sizeof(request->prefix_session));
     put32(gather, want->top_k);
     put32(gather, want->logprobs);
     put32(gather, want->logits);

@@ -230,9 +230,9 @@ static int check_create(struct tv_sched *sched, struct job *job, struct tv_probl
         return -EINVAL;
     }
     if (request->token_count >= max_len) {
-        tv_problem_set(problem, TV_CONTEXT_FULL, "/tokens",
-                       "%d tokens and the next, but the limit is %d", request->token_count,
-                       max_len);
+        tv_problem_set(
+            problem, TV_CONTEXT_FULL, request->prefix_len > 0 ? "/prefix/len" : "/tokens",
+            "%d tokens and the next, but the limit is %d", request->token_count, max_len);
         return -EINVAL;
     }
     if (sessions_full(sched, problem) || admission(sched, problem) != 0) {
@@ -508,6 +508,11 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
     struct job *job = job_create(sched, call);
     if (job == NULL) {
         tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the call");
+        return 0;
+    }
+    if (tv_sched_prefix_source(sched, &call->request, call->principal, &problem) != 0) {
+        tv_sched_job_destroy(job);
+        tv_sched_refuse(call, &problem);
         return 0;
     }
     if (has_prompt(&call->request) && tv_sched_prefix_hash(sched, job) != 0) {

@@ -200,8 +200,11 @@ void tv_sched_job_waiters(struct job *job);
 /* With the lock: the first call of a queued job leaves it to the next one, which exists. */
 void tv_sched_job_pass_on(struct job *job);
 
-/* prefix.c. hash: a prompt's digests, without the lock: long ones take a while. 0 or -ENOMEM;
- * leaves the whole prompt's digest in job->digest when it has an expected one. */
+/* prefix.c. source: the prompt of a create that names a session's tokens, copied under the lock. 0
+ * or -EINVAL with *problem. hash: a prompt's digests, without the lock: long ones take a while. 0
+ * or -ENOMEM; leaves the whole prompt's digest in job->digest when it has an expected one. */
+int tv_sched_prefix_source(struct tv_sched *sched, struct tv_request *request,
+                           const char *principal, struct tv_problem *problem);
 int tv_sched_prefix_hash(const struct tv_sched *sched, struct job *job);
 /* The worker thread. adopt: an empty context gets the known pages of the job's prompt. 0, -ENOMEM.
  * publish: before its commit, a job that succeeds lets others find the pages it has filled. */

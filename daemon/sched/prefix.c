@@ -1,6 +1,6 @@
 /*
- * prefix.c - prompts whose whole pages are known already: which they are, how a call takes them
- * over, and what a finished call leaves for others.
+ * prefix.c - prompts that are a session's tokens, prompts whose whole pages are known already:
+ * which they are, how a call takes them over, and what a finished call leaves for others.
  *
  * A page is found by the digest of all tokens up to its end (model and salt are in it) by calls of
  * the same key name alone. Refuses to let anybody find rows of a call that did not succeed.
@@ -9,12 +9,55 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "sched/job.h"
 
 static enum tv_cache_prefix kept(const struct tv_sched *sched)
 {
     const struct tv_cache *cache = sched->engine->cache;
     return cache != NULL ? tv_cache_params(cache)->prefix : TV_CACHE_PREFIX_OFF;
+}
+
+/* With the lock. */
+static int source_copy(struct tv_sched *sched, struct tv_request *request, const char *principal,
+                       struct tv_problem *problem)
+{
+    struct tv_session *session = NULL;
+    enum tv_code code = tv_sessions_find(&sched->table, request->prefix_session, principal,
+                                         tv_clock_us(), &session);
+    if (code != TV_OK) {
+        tv_problem_set(problem, code, "/prefix/session", "%s",
+                       code == TV_SESSION_EXPIRED ? "the session's lease is over"
+                                                  : "no such session");
+        return -EINVAL;
+    }
+    if (request->prefix_len > session->len) {
+        tv_problem_set(problem, TV_WRONG_VALUE, "/prefix/len",
+                       "/prefix/len: %d tokens, but %d are committed", request->prefix_len,
+                       session->len);
+        return -EINVAL;
+    }
+    size_t bytes = (size_t)request->prefix_len * sizeof *request->tokens;
+    request->tokens = malloc(bytes);
+    if (request->tokens == NULL) {
+        tv_problem_set(problem, TV_INTERNAL, NULL, "no memory for the prompt");
+        return -EINVAL;
+    }
+    memcpy(request->tokens, session->tokens, bytes);
+    request->token_count = request->prefix_len;
+    return 0;
+}
+
+int tv_sched_prefix_source(struct tv_sched *sched, struct tv_request *request,
+                           const char *principal, struct tv_problem *problem)
+{
+    if (request->prefix_len == 0) {
+        return 0;
+    }
+    tv_sched_lock(sched);
+    int rc = source_copy(sched, request, principal, problem);
+    tv_sched_unlock(sched);
+    return rc;
 }
 
 int tv_sched_prefix_hash(const struct tv_sched *sched, struct job *job)

@@ -48,6 +48,7 @@ CREATE = {
 BODIES = [
     ("create", "/v1/sessions", {"tokens": [1, 2, 3], **CREATE}),
     ("create", "/v1/sessions", {"tokens_b64": "AQAAAAIAAAA=", **CREATE}),
+    ("create", "/v1/sessions", {"prefix": {"session": SESSION, "len": 2}, **CREATE}),
     ("verify", f"/v1/sessions/{SESSION}/verify",
      {**ROUND, "tree": TREE, "rule": "greedy", "want": WANT, **COMMON}),
     ("extend", f"/v1/sessions/{SESSION}/extend",

@@ -37,6 +37,13 @@ static void test_create(void **state)
     assert_int_equal(r.cache_salt_bytes, 3);
     assert_string_equal(r.cache_salt, "t\xc3\xa9");
     assert_int_equal(r.expected_digest[15], 0xff);
+    assert_int_equal(r.prefix_len, 0);
+    tv_request_finish(&r);
+    accept(TV_CALL_CREATE, "{\"prefix\":{\"session\":\"s_8KfAx2m0QbT1vYw9ZcRk3g\",\"len\":7}}", &r);
+    assert_int_equal(r.prefix_len, 7);
+    assert_string_equal(r.prefix_session, "s_8KfAx2m0QbT1vYw9ZcRk3g");
+    assert_int_equal(r.token_count, 0);
+    assert_int_equal(r.lease_s, TV_LEASE_S_DEFAULT);
     tv_request_finish(&r);
 }
 
@@ -52,7 +59,15 @@ static void test_create_refusals(void **state)
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"tokens_b64\":\"\",\"x\":1}", TV_UNKNOWN_FIELD, "/x");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1,307]}", TV_WRONG_VALUE, "/tokens/1");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"Tokens\":[1]}", TV_UNKNOWN_FIELD, "/Tokens");
-    refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"prefix\":{}}", TV_UNKNOWN_FIELD, "/prefix");
+    refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"prefix\":{}}", TV_WRONG_VALUE, "/prefix");
+    refuse(TV_CALL_CREATE, "{\"prefix\":{\"len\":1}}", TV_MISSING_FIELD, "/prefix/session");
+    refuse(TV_CALL_CREATE, "{\"prefix\":{\"session\":\"s_8KfAx2m0QbT1vYw9ZcRk3g\",\"len\":0}}",
+           TV_WRONG_VALUE, "/prefix/len");
+    refuse(TV_CALL_CREATE, "{\"prefix\":{\"session\":\"s_8\",\"len\":1}}", TV_WRONG_VALUE,
+           "/prefix/session");
+    refuse(TV_CALL_EXTEND,
+           "{\"seq\":1,\"epoch\":\"0123456789abcdef\",\"expected_len\":1,\"prefix\":{}}",
+           TV_UNKNOWN_FIELD, "/prefix");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"want\":{}}", TV_UNKNOWN_FIELD, "/want");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"sampling\":{\"typical\":{\"x\":1}}}",
            TV_UNKNOWN_FIELD, "/sampling/typical/x");

@@ -329,6 +329,59 @@ static void rounds_are_known_when_the_operator_says_so(void **state)
     }
 }
 
+/* A prompt that names another session's tokens is what those tokens are; own live sessions alone.
+ */
+static void a_prefix_of_a_session_is_its_tokens(void **state)
+{
+    struct world world;
+    struct opened source, other;
+    struct given given, want;
+    char text[TEXT], body[256], digest[40];
+    (void)state;
+    world_open(&world, 16, 0, TV_F32, TV_CACHE_PREFIX_EXACT);
+    open_session(&world, prompt(text, 100, 100), &source, &given);
+    open_session(&world, prompt(text, 70, 70), &other, &want);
+    first_round(&world, &other, &want);
+    (void)snprintf(
+        body, sizeof body,
+        "{\"prefix\":{\"session\":\"%s\",\"len\":%%d},\"sampling\":{\"seed\":\"42\"}%%s}",
+        source.id);
+    struct tv_call *call = ask(&world.fixture, TV_CALL_CREATE, "", body, 70, "");
+    assert_reply(call, 201);
+    assert_int_equal(reply_int(call, "committed_len"), 70);
+    assert_int_equal(reply_int(call, "cached_len"), 64);
+    assert_int_equal(reply_int(call, "pending"), want.pending);
+    reply_text(call, "digest", digest, sizeof digest);
+    assert_string_equal(digest, want.digest);
+    reply_text(call, "session", other.id, sizeof other.id);
+    call_free(call);
+    want.cached_len = 64;
+    given = want;
+    first_round(&world, &other, &given);
+    assert_string_equal(given.logits, want.logits);
+    call = ask(&world.fixture, TV_CALL_CREATE, "", body, 100, ",\"cache_salt\":\"other\"");
+    assert_reply(call, 201);
+    assert_int_equal(reply_int(call, "cached_len"), 0);
+    call_free(call);
+    call = ask(&world.fixture, TV_CALL_CREATE, "", body, 70,
+               ",\"expected_digest\":\"00000000000000000000000000000000\"");
+    assert_refused(call, 409, "digest-mismatch");
+    call_free(call);
+    call = ask(&world.fixture, TV_CALL_CREATE, "", body, 101, "");
+    assert_refused(call, 422, "wrong-value");
+    call_free(call);
+    call = call_make(&world.fixture, TV_CALL_CREATE, "", body, 70, "");
+    (void)snprintf(call->principal, sizeof call->principal, "somebody");
+    call_start(&world.fixture, call);
+    assert_refused(call_wait(call), 404, "session-not-found");
+    call_free(call);
+    expect(&world.fixture, 204, TV_CALL_DELETE, source.id, NULL);
+    call = ask(&world.fixture, TV_CALL_CREATE, "", body, 70, "");
+    assert_refused(call, 404, "session-not-found");
+    call_free(call);
+    world_close(&world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -337,6 +390,7 @@ int main(void)
         cmocka_unit_test(no_call_lacks_pages_that_nobody_holds),
         cmocka_unit_test(a_create_that_fails_is_not_known),
         cmocka_unit_test(rounds_are_known_when_the_operator_says_so),
+        cmocka_unit_test(a_prefix_of_a_session_is_its_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
