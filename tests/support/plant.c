@@ -14,10 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TREE_ROWS 16
-#define WRONG_SCALE                                                                                \
-    1.59f /* as much as a forgotten mscale^2 of YaRN, in what attention is asked                   \
-           */
+#define TREE_ROWS     16
+#define WRONG_SCALE   1.59f /* as a forgotten mscale^2, in what attention is asked */
 #define POSITIONS_MAX 4096
 
 enum plant {
