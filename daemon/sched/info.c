@@ -15,52 +15,30 @@
 
 #define VIOLATIONS_MAX 32
 
-static void model_facts(const struct tv_engine *engine, struct tv_model_info *info)
-{
-    const struct tv_model *model = engine->model;
-    if (model == NULL) {
-        return;
-    }
-    const struct tv_model_config *config = tv_model_config(model);
-    const uint8_t *tokenizer = tv_model_tokenizer_sha256(model);
-    info->name = tv_model_name(model);
-    info->architecture = config->architecture;
-    info->weights_dtype = tv_model_weights_dtype(model);
-    info->layers = config->layers;
-    info->heads = config->heads;
-    memcpy(info->model_id, tv_model_id(model), sizeof info->model_id);
-    info->has_tokenizer = tokenizer != NULL;
-    if (tokenizer != NULL) {
-        memcpy(info->tokenizer_sha256, tokenizer, sizeof info->tokenizer_sha256);
-    }
-}
-
-static void cache_facts(const struct tv_engine *engine, struct tv_model_info *info)
-{
-    if (engine->cache != NULL) {
-        struct tv_cache_counts counts;
-        tv_cache_counts(engine->cache, &counts);
-        info->pages_total = counts.total;
-        info->pages_free = counts.free + counts.cached; /* as in kv-full: a round can have them */
-        info->pages_cached = counts.cached;
-        info->kv_dtype = tv_cache_params(engine->cache)->dtype == TV_F32 ? "f32" : "bf16";
-    }
-}
-
 static void answer_model(struct tv_sched *sched, struct tv_call *call)
 {
     const struct tv_engine *engine = sched->engine;
     int64_t curve[TV_SCHED_CURVE_POINTS][2];
+    struct tv_engine_facts facts;
+    struct tv_cache_counts pages;
     struct tv_buf body;
+    tv_engine_facts(engine, &facts);
+    tv_engine_pages(engine, &pages);
     struct tv_model_info info = {
-        .name = "fixed",
-        .architecture = "none",
+        .name = facts.name,
+        .architecture = facts.architecture,
         .backend = sched->config->backend,
-        .device = engine->kernels != NULL ? engine->kernels->variant : "none",
-        .weights_dtype = "none",
-        .kv_dtype = "none",
+        .device = facts.variant,
+        .weights_dtype = facts.weights_dtype,
+        .kv_dtype = facts.kv_dtype,
+        .layers = facts.layers,
+        .heads = facts.heads,
+        .pages_total = pages.total,
+        .pages_free = pages.free + pages.cached, /* as in kv-full: a round can have them */
+        .pages_cached = pages.cached,
+        .has_tokenizer = facts.tokenizer_sha256 != NULL,
         .version = TV_VERSION,
-        .kernels_variant = engine->kernels != NULL ? engine->kernels->variant : "none",
+        .kernels_variant = facts.variant,
         .http_library = sched->http_library,
         .vocab = engine->vocab,
         .max_len = engine->max_len,
@@ -68,8 +46,10 @@ static void answer_model(struct tv_sched *sched, struct tv_call *call)
         .limits = sched->limits_info,
         .noise = engine->noise,
     };
-    model_facts(engine, &info);
-    cache_facts(engine, &info);
+    memcpy(info.model_id, facts.model_id, sizeof info.model_id);
+    if (facts.tokenizer_sha256 != NULL) {
+        memcpy(info.tokenizer_sha256, facts.tokenizer_sha256, sizeof info.tokenizer_sha256);
+    }
     tv_sched_lock(sched);
     memcpy(info.epoch, sched->table.epoch, sizeof info.epoch);
     info.verify_us_count = tv_sched_curve_read(sched->curve, curve);
@@ -118,13 +98,13 @@ void tv_sched_progress_look(struct tv_sched *sched)
 
 int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
 {
-    const struct tv_engine *engine = sched->engine;
+    struct tv_engine_facts facts;
+    tv_engine_facts(sched->engine, &facts);
     int64_t now_us = tv_clock_us();
     int64_t age_us = sched->launch_start_us > 0 ? now_us - sched->launch_start_us : 0;
     int64_t stalled_us = tv_sched_stalled_us(sched, now_us);
     int ready = 1;
-    check_set(&checks[0], "model", 1, "%s",
-              engine->model != NULL ? tv_model_name(engine->model) : "fixed");
+    check_set(&checks[0], "model", 1, "%s", facts.name);
     check_set(&checks[1], "self_test", sched->self_test_rc == 0, "%s",
               sched->self_test_us == 0 ? "passed at start" : sched->self_test_detail);
     check_set(&checks[2], "device", sched->launch_rc == 0, "%s",

@@ -13,6 +13,8 @@
 
 #include "sched/sched.h"
 #include "session/session.h"
+#include "shadow/shadow.h"
+#include "verify/verify.h"
 
 /* Sliced calls (create, extend, decode, one-shot, parity) that make progress side by side. */
 #define TV_SCHED_SLICED_MAX 8

@@ -124,8 +124,9 @@ void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct 
                           struct tv_shadow_round *captured)
 {
     /* Weights in a device's own memory are the worker's to copy. */
-    const struct tv_kernels *kernels = sched->engine->kernels;
-    int on_worker = kernels != NULL && !kernels->host_memory;
+    struct tv_engine_facts facts;
+    tv_engine_facts(sched->engine, &facts);
+    int on_worker = facts.weights_apart;
     if (sched->shadow == NULL || captured == NULL) {
         tv_sched_job_fail(sched, job, TV_INTERNAL, "there is no oracle for this engine");
         return;

@@ -14,8 +14,9 @@
 
 static enum tv_cache_prefix kept(const struct tv_sched *sched)
 {
-    const struct tv_cache *cache = sched->engine->cache;
-    return cache != NULL ? tv_cache_params(cache)->prefix : TV_CACHE_PREFIX_OFF;
+    struct tv_engine_facts facts;
+    tv_engine_facts(sched->engine, &facts);
+    return facts.prefix;
 }
 
 /* With the lock. */

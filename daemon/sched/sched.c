@@ -373,9 +373,9 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     struct tv_sessions_params params = {.sessions_max = config->max_sessions,
                                         .page_size = config->page_size,
                                         .model_max_len = engine->max_len};
-    if (engine->model != NULL) {
-        memcpy(params.model_id, tv_model_id(engine->model), sizeof params.model_id);
-    }
+    struct tv_engine_facts facts;
+    tv_engine_facts(engine, &facts);
+    memcpy(params.model_id, facts.model_id, sizeof params.model_id);
     int rc = tv_sessions_init(&sched->table, &params);
     if (rc == 0) {
         rc = conds_make(sched);

@@ -14,10 +14,10 @@
 #include "config/config.h"
 #include "proto/request.h"
 #include "proto/response.h"
-#include "shadow/shadow.h"
-#include "verify/verify.h"
 
+struct tv_engine;
 struct tv_sched;
+struct tv_shadow;
 
 /* The finished answer of a call. */
 struct tv_reply {

@@ -2,7 +2,8 @@
  * verify.h - one verification: lay out the trees, run the model, apply the acceptance rule, commit.
  *
  * Defines the engine that sched/ drives: an operation table, so that tests can put an engine with
- * fixed answers behind the same protocol. All functions belong to the worker thread.
+ * fixed answers behind the same protocol. All functions belong to the worker thread, but for those
+ * that say otherwise.
  */
 #ifndef TV_VERIFY_VERIFY_H
 #define TV_VERIFY_VERIFY_H
@@ -110,13 +111,30 @@ struct tv_engine_ops {
 struct tv_engine {
     const struct tv_engine_ops *ops;
     int32_t vocab, max_len, nodes_max, requests_max;
-    int32_t rows_max;       /* nodes of all rounds of one verify call together */
-    int32_t prefill_rows;   /* largest slice */
-    double noise;           /* of one path of this checkpoint, measured by the start's judge */
+    int32_t rows_max;     /* nodes of all rounds of one verify call together */
+    int32_t prefill_rows; /* largest slice */
+    double noise;         /* of one path of this checkpoint, measured by the start's judge */
+    /* The engine's own: others ask tv_engine_facts. */
     struct tv_model *model; /* NULL in an engine without one */
     struct tv_cache *cache; /* NULL in an engine without one */
     struct tv_kernels *kernels;
 };
+
+/* What an engine is made of; constant, texts live as long as the engine. */
+struct tv_engine_facts {
+    const char *name, *architecture, *weights_dtype; /* of the model; "fixed" and "none" without */
+    int32_t layers, heads;
+    uint8_t model_id[32];
+    const uint8_t *tokenizer_sha256; /* [32], or NULL */
+    const char *kv_dtype;            /* of the cache; "none" without */
+    enum tv_cache_prefix prefix;
+    const char *variant; /* of the backend; "none" without */
+    int weights_apart;   /* in a device's own memory: only the worker may copy from it */
+};
+/* Any thread. */
+void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret_facts);
+/* The pool's accounting, zeros without a cache. Any thread. */
+void tv_engine_pages(const struct tv_engine *engine, struct tv_cache_counts *ret_counts);
 
 /* Rows of the pool that the self-test keeps for good, at most. */
 #define TV_SELF_TEST_ROWS 40

@@ -24,9 +24,9 @@ EDGES = {
     "daemon/stats": set(),
     "daemon/cache": {"kernels"},
     "daemon/model": {"daemon/cache", "kernels", "proto/json_read.h"},
-    "daemon/verify": {"daemon/model", "proto", "kernels"},
-    "daemon/shadow": {"daemon/verify", "daemon/cache", "daemon/model", "kernels", "proto/response.h",
-                      "proto/tree.h"},
+    "daemon/verify": {"daemon/model", "daemon/cache", "proto", "kernels"},
+    "daemon/shadow": {"daemon/verify", "daemon/cache", "daemon/model", "kernels", "proto/request.h",
+                      "proto/response.h", "proto/tree.h"},
     "daemon/session": {"proto"},
     "daemon/sched": {"daemon/verify", "daemon/session", "daemon/shadow", "proto"},
     "daemon/http": {"daemon/sched", "proto"},
@@ -36,6 +36,15 @@ EDGES = {
 # daemon/main.c starts and stops every module
 EDGES["daemon"] = {name for name in EDGES if name.startswith("daemon/")} | {"proto", "kernels"}
 KERNEL_HEADERS = {"kernels/kernels.h", "kernels/types.h"}
+
+# module -> what none of its files may reach, through whatever headers
+OUT_OF_SIGHT = {
+    "daemon/http": ("daemon/cache/", "daemon/model/", "daemon/verify/", "daemon/shadow/", "kernels/kernels.h"),
+}
+# module -> members of another module's struct that are not its to follow
+OPAQUE = {
+    module: ("kernels", "cache", "model") for module in ("daemon/http", "daemon/sched", "daemon/session")
+}
 
 # library header -> who may include it
 OWNERS = {
@@ -180,6 +189,75 @@ def layering(root, build):
     return errors
 
 
+def closures(root, build):
+    """What a file sees through other headers, and whose parts it follows."""
+    errors = []
+    seen = {}
+
+    def reach(path):
+        if path not in seen:
+            seen[path] = set()  # a circle of headers ends here
+            for _, kind, name in includes(read(build if not os.path.isfile(os.path.join(root, path)) else root, path)):
+                target = resolve((root, build), path, kind, name)
+                if target is not None:
+                    seen[path] |= {target} | reach(target)
+        return seen[path]
+
+    for path in files(root, C_ENDS):
+        module = module_of(path)
+        for far in sorted(reach(path)) if module in OUT_OF_SIGHT else ():
+            if far.startswith(OUT_OF_SIGHT[module]):
+                errors.append(f"{path}: sees {far} through its headers")
+        for member in OPAQUE.get(module, ()):
+            if re.search(rf"engine\s*->\s*{member}\b", code_of(read(root, path))):
+                errors.append(f"{path}: engine->{member} is verify's own")
+    return errors
+
+
+def source_of(root, build, objects):
+    """The source of an object file, as Meson names it: its path below the target's folder, '_' for '/'."""
+    folder = os.path.dirname(os.path.dirname(objects))
+    name = os.path.basename(objects)[: -len(".o")]
+    while True:
+        candidate = f"{folder}/{name}"
+        if os.path.isfile(os.path.join(root, candidate)) or "_" not in name:
+            return candidate
+        name = name.replace("_", "/", 1)
+
+
+def symbols_of(path):
+    """(defined, undefined) global names of an object file."""
+    run = subprocess.run(["nm", "--extern-only", "--portability", path], capture_output=True, text=True, check=True)
+    names = [line.split()[:2] for line in run.stdout.split("\n") if len(line.split()) >= 2]
+    return {name for name, kind in names if kind not in "Uwv"}, {name for name, kind in names if kind == "U"}
+
+
+def calls(root, build):
+    """Who uses whose functions, as the linker sees it: includes tell only what is seen."""
+    errors = []
+    owner, uses = {}, {}
+    for path in files(build, (".o",), ("proto/", "kernels/", "daemon/", "clients/")):
+        source = source_of(root, build, path)
+        defined, uses[source] = symbols_of(os.path.join(build, path))
+        owner.update({name: source for name in defined})
+    crossings = 0
+    for source in sorted(uses):
+        module = module_of(source)
+        for name in sorted(uses[source] & owner.keys()):
+            other = module_of(owner[name])
+            if other == module:
+                continue
+            crossings += 1
+            allowed = EDGES.get(module, set()) | (EVERY_DAEMON_MODULE_MAY if module.startswith("daemon") else set())
+            shown = [header for header in allowed if module_of(header) == other and header.endswith(".h")]
+            if other in allowed or any(re.search(rf"\b{name}\b", read(root, header)) for header in shown):
+                continue
+            errors.append(f"{source}: {name}() of {owner[name]}: no edge {module} -> {other}")
+    if crossings < 20:
+        errors.append(f"only {crossings} calls between modules found: the check looks at the wrong build folder")
+    return errors
+
+
 def headers(root, build, compiler):
     errors = []
     done = 0
@@ -315,9 +393,11 @@ def main():
     if check == "headers":
         errors = headers(root, build, sys.argv[4:])
     elif check == "layering":
-        errors = layering(root, build)
+        errors = layering(root, build) + closures(root, build)
     elif check == "symbols":
         errors = symbols(root, build)
+    elif check == "calls":
+        errors = calls(root, build)
     else:
         checks = dict(banned=banned, format=formatting, length=length, paths=paths, words=words)
         errors = checks[check](root)

@@ -10,7 +10,14 @@ import tempfile
 
 HEAD = "/*\n * file - test.\n */\n"
 
-# check, path, text (after the opening comment), what the report must contain
+# Calls enough between modules that have an edge, so that a build folder without any is noticed.
+CALLED = "".join(f"int tv_sched_x{i}(void);\nint tv_sched_x{i}(void)\n{{\n    return 0;\n}}\n" for i in range(25))
+CALLS = "".join(f"int tv_sched_x{i}(void);\nint tv_http_x{i}(void)\n{{\n    return tv_sched_x{i}();\n}}\n" for i in range(25))
+LINKED = {"daemon/sched/sound.c": CALLED, "daemon/http/sound.c": CALLS}
+COUNTS = {"daemon/cache/cache.c": "int tv_cache_counts(void)\n{\n    return 0;\n}\n"}
+COUNTED = "int tv_cache_counts(void);\nint f(void);\nint f(void)\n{\n    return tv_cache_counts();\n}\n"
+
+# check, path, text (after the opening comment; or those of several paths), what the report must contain
 FAULTS = [
     ("layering", "daemon/cache/cache.c", '#include "model/model.h"\n', "no edge daemon/cache -> daemon/model"),
     ("layering", "daemon/http/http.c", '#include "kernels/kernels.h"\n', "no edge daemon/http -> kernels"),
@@ -27,6 +34,15 @@ FAULTS = [
     ("layering", "proto/x.c", "#include <cjson/cJSON.h>\n", "belongs to proto/json_read.c"),
     ("layering", "daemon/sched/sched.c", "#include <microhttpd.h>\n", "belongs to daemon/http/"),
     ("layering", "deploy/x.c", "int x;\n", "deploy/ has no C code"),
+    (
+        "layering",
+        "daemon/http/http.c",
+        {"daemon/http/http.c": '#include "sched/sched.h"\n', "daemon/sched/sched.h": '#include "verify/verify.h"\n'},
+        "sees daemon/verify/verify.h through its headers",
+    ),
+    ("layering", "daemon/sched/info.c", "int f(void)\n{\n    return sched->engine->kernels->id;\n}\n", "verify's own"),
+    ("calls", "daemon/sched/info.c", {**LINKED, **COUNTS, "daemon/sched/info.c": COUNTED}, "no edge daemon/sched -> daemon/cache"),
+    ("calls", "daemon/sched/info.c", {**COUNTS, "daemon/sched/info.c": COUNTED}, "the wrong build folder"),
     ("banned", "proto/x.c", "void f(char *a)\n{\n    strcpy(a, a);\n}\n", "strcpy()"),
     ("banned", "clients/cli/x.c", "int f(char *a)\n{\n    return atoi(a);\n}\n", "atoi()"),
     ("banned", "daemon/model/model.c", "void f(void)\n{\n    exit(1);\n}\n", "exit()"),
@@ -47,6 +63,7 @@ SOUND = [
     ("banned", "proto/x.c", '/* strcpy( exit( */\nconst char *tv_x = "system(";\n'),
     ("layering", "daemon/model/model.c", '#include "proto/json_read.h"\n'),
     ("layering", "daemon/http/http.c", '/* #include "kernels/kernels.h" */\n#include "sched/sched.h"\n'),
+    ("calls", "daemon/verify/rows.c", {**LINKED, **COUNTS, "daemon/verify/rows.c": COUNTED}),
 ]
 HEADERS = (
     "kernels/kernels.h kernels/types.h kernels/ref/ref.h proto/request.h proto/json_read.h daemon/base/log.h "
@@ -59,11 +76,16 @@ def run(fence, compiler, check, path, text):
     with tempfile.TemporaryDirectory() as root:
         sound = {header: "#ifndef TV_X\n#define TV_X\n#endif\n" for header in HEADERS}
         sound["proto/sound.c"] = "#include <stddef.h>\n" + '#include "proto/request.h"\n' * 60
-        sound[path] = text
+        sound.update(text if isinstance(text, dict) else {path: text})
         for name, body in sound.items():
             os.makedirs(os.path.join(root, os.path.dirname(name)), exist_ok=True)
             with open(os.path.join(root, name), "w", encoding="utf-8") as file:
                 file.write(HEAD + body)
+        for name in sound if check == "calls" else ():  # objects where Meson has them
+            if name.startswith("daemon/") and name.endswith(".c"):
+                to = os.path.join(root, "daemon", "lib.p", name[len("daemon/"):].replace("/", "_") + ".o")
+                os.makedirs(os.path.dirname(to), exist_ok=True)
+                subprocess.run([*compiler, "-c", os.path.join(root, name), "-o", to], check=True)
         return subprocess.run(
             [sys.executable, fence, check, root, root, *compiler], capture_output=True, text=True
         )

@@ -1,0 +1,46 @@
+/*
+ * facts.c - what an engine is made of, told to those who may not ask its model, cache or backend.
+ *
+ * Owns nothing: texts are the parts' own. Touches no device.
+ */
+#include <string.h>
+
+#include "verify/verify.h"
+
+void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret_facts)
+{
+    struct tv_engine_facts facts = {.name = "fixed",
+                                    .architecture = "none",
+                                    .weights_dtype = "none",
+                                    .kv_dtype = "none",
+                                    .variant = "none",
+                                    .prefix = TV_CACHE_PREFIX_OFF};
+    if (engine->model != NULL) {
+        const struct tv_model_config *config = tv_model_config(engine->model);
+        facts.name = tv_model_name(engine->model);
+        facts.architecture = config->architecture;
+        facts.weights_dtype = tv_model_weights_dtype(engine->model);
+        facts.layers = config->layers;
+        facts.heads = config->heads;
+        memcpy(facts.model_id, tv_model_id(engine->model), sizeof facts.model_id);
+        facts.tokenizer_sha256 = tv_model_tokenizer_sha256(engine->model);
+    }
+    if (engine->cache != NULL) {
+        const struct tv_cache_params *params = tv_cache_params(engine->cache);
+        facts.kv_dtype = params->dtype == TV_F32 ? "f32" : "bf16";
+        facts.prefix = params->prefix;
+    }
+    if (engine->kernels != NULL) {
+        facts.variant = engine->kernels->variant;
+        facts.weights_apart = !engine->kernels->host_memory;
+    }
+    *ret_facts = facts;
+}
+
+void tv_engine_pages(const struct tv_engine *engine, struct tv_cache_counts *ret_counts)
+{
+    memset(ret_counts, 0, sizeof *ret_counts);
+    if (engine->cache != NULL) {
+        tv_cache_counts(engine->cache, ret_counts);
+    }
+}
