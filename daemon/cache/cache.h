@@ -57,6 +57,7 @@ struct tv_cache_shortage {
 int tv_cache_create(struct tv_kernels *kernels, const struct tv_cache_params *params,
                     struct tv_cache **ret_cache);
 void tv_cache_destroy(struct tv_cache *cache);
+/* Constant, as where a layer's pages are; any thread. */
 const struct tv_cache_params *tv_cache_params(const struct tv_cache *cache);
 /* Device pages of one layer: [pages, page_size, row_dim]. */
 void *tv_cache_layer(const struct tv_cache *cache, int32_t layer);
