@@ -18,15 +18,4 @@ static inline int tv_size_mul(size_t a, size_t b, size_t *ret)
     return 0;
 }
 
-/* *ret = a + b, or -EOVERFLOW with *ret untouched. */
-static inline int tv_size_add(size_t a, size_t b, size_t *ret)
-{
-    size_t sum;
-    if (__builtin_add_overflow(a, b, &sum)) {
-        return -EOVERFLOW;
-    }
-    *ret = sum;
-    return 0;
-}
-
 #endif

@@ -202,20 +202,6 @@ static int fault(struct tv_problem *problem, const char *text)
     return -EINVAL;
 }
 
-/* A prefix of its own with a tree behind it must end before the model does. */
-static int own_room(struct tv_sched *sched, const struct tv_request *request,
-                    struct tv_problem *problem)
-{
-    int64_t position = (int64_t)request->token_count + request->tree.depth;
-    if (position < sched->engine->max_len) {
-        return 0;
-    }
-    tv_problem_set(problem, TV_CONTEXT_FULL, "/tree/tokens",
-                   "position %lld, but the model ends at %d", (long long)position,
-                   sched->engine->max_len);
-    return -EINVAL;
-}
-
 static int check_create(struct tv_sched *sched, struct job *job, struct tv_problem *problem)
 {
     const struct tv_request *request = &job->call->request;
@@ -460,7 +446,7 @@ static int check_detached(struct tv_sched *sched, struct job *job, struct tv_pro
         tv_session_occupy(session, 0, NULL, job);
         return 0;
     }
-    if (own_room(sched, request, problem) != 0 || admission(sched, problem) != 0) {
+    if (admission(sched, problem) != 0) {
         return -EINVAL;
     }
     if (rule_of_call(sched, job) != 0) {
