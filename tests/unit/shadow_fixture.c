@@ -68,6 +68,13 @@ static void planted_layer(void *context, int32_t layer, const struct tv_verify_a
     free(broken.lse);
 }
 
+static void planted_committed(void *context, const struct tv_cache_seq *seq, const int32_t *nodes,
+                              int32_t count)
+{
+    struct planted *planted = context;
+    tv_shadow_committed(planted->round, seq, nodes, count);
+}
+
 void waiter_done(void *context, const struct tv_shadow_block *block)
 {
     struct waiter *waiter = context;
@@ -172,6 +179,7 @@ void round_run(struct bench *bench, struct planted *planted, struct tv_round_out
                              .rule = bench->rule,
                              .lend_logits = 1,
                              .hook = planted->round != NULL ? planted_layer : NULL,
+                             .committed = planted->round != NULL ? planted_committed : NULL,
                              .hook_context = planted};
     assert_int_equal(engine->ops->verify(engine, &in, 1, out), 0);
     assert_int_equal(out->code, TV_OK);
