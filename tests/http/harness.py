@@ -125,8 +125,9 @@ class Reader:
         self.data += got
         return len(got) > 0
 
-    def answer(self, method="GET", skip_continue=True):
-        """The next answer, or None when the peer closed instead."""
+    def answer(self, method="GET", target=None, skip_continue=True):
+        """The next answer, checked against the contract when its target is given, or None when the peer
+        closed instead."""
         while b"\r\n\r\n" not in self.data:
             if not self._more():
                 if self.data:
@@ -143,13 +144,15 @@ class Reader:
             headers[name.lower()] = value.strip()
         if status == 100 and skip_continue:
             self.data = rest
-            return self.answer(method)
+            return self.answer(method, target)
         length = 0 if method == "HEAD" or status in (100, 204) else int(headers["content-length"])
         while len(rest) < length:
             if not self._more():
                 raise AssertionError(f"{len(rest)} of {length} bytes came")
             head, _, rest = self.data.partition(b"\r\n\r\n")
         self.data = rest[length:]
+        if target is not None and status != 100:
+            CONTRACT.check(method, target, status, headers, rest[:length])
         return Answer(status, headers, rest[:length])
 
     def closed(self, timeout=5):
@@ -203,10 +206,8 @@ class Caller:
             self.sock = self.daemon.connect(self.admin)
             self.reader = Reader(self.sock)
         self.sock.sendall(request_bytes(method, target, body, headers))
-        answer = self.reader.answer(method)
+        answer = self.reader.answer(method, target if check else None)
         assert answer is not None, f"{method} {target}: closed without an answer"
-        if check:
-            CONTRACT.check(method, target, answer.status, answer.headers, answer.body)
         if answer.headers.get("connection", "").lower() == "close":
             assert self.reader.closed(), f"{method} {target}: says close and stays open"
             self.close()

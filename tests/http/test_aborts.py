@@ -62,7 +62,7 @@ class AbortTest(unittest.TestCase):
         if moment == "partly read":
             sock.recv(rng.randrange(1, 2000))
         elif moment == "answered":
-            Reader(sock).answer("POST")
+            Reader(sock).answer("POST", "/v1/verify")
         leave(sock, rng.choice(("reset", "close", "half")))
 
     def test_b47_aborts_at_random_moments(self):
@@ -141,7 +141,7 @@ class AbortTest(unittest.TestCase):
             for sock, answers in socks:
                 reader = Reader(sock)
                 for _ in range(answers):
-                    self.assertEqual(reader.answer().status, 200)
+                    self.assertEqual(reader.answer("GET", "/healthz").status, 200)
                 self.assertTrue(reader.closed())
                 sock.close()
             probe.close()
@@ -169,7 +169,7 @@ class AbortTest(unittest.TestCase):
                 wait_until(lambda: waiting(probe) == 0, 5, "the queued round is dropped")
                 self.assertLess(time.monotonic() - start, DROP_S)
                 daemon.release()
-                self.assertEqual(callers[0].reader.answer("POST").status, 200)
+                self.assertEqual(callers[0].reader.answer("POST", verify_path(states[0])).status, 200)
                 again = Caller(daemon)
                 state = again.call("GET", f"/v1/sessions/{states[1]['session']}").json
                 self.assertEqual((state["committed_len"], state["next_seq"]), (3, 1))
@@ -185,7 +185,7 @@ class AbortTest(unittest.TestCase):
                 leave(callers[0].sock, how)
                 self.assertEqual(waiting(probe), 1)
                 daemon.release()
-                self.assertEqual(callers[1].reader.answer("POST").status, 200)
+                self.assertEqual(callers[1].reader.answer("POST", verify_path(states[1])).status, 200)
                 again = Caller(daemon)
                 answer = again.call("POST", verify_path(states[0]), bodies[0])
                 self.assertEqual((answer.status, answer.json["replayed"]), (200, True))

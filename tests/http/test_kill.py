@@ -55,7 +55,7 @@ class StuckTest(unittest.TestCase):
                 self.assertFalse(worker[0]["ok"])
                 self.assertEqual(asking.call("GET", "/healthz").status, 200)
             daemon.release()
-            self.assertEqual(caller.reader.answer("POST").status, 200)
+            self.assertEqual(caller.reader.answer("POST", verify_path(state)).status, 200)
             self.assertEqual(probe.call("GET", "/readyz?deep=1").status, 200)
             print(f"not ready {seconds:.2f} s after the launch, limit {limit_s} s")
             for one in (caller, probe, work):

@@ -43,7 +43,7 @@ class Source:
 
     def take(self):
         """(answer, seconds it took)"""
-        answer = self.reader.answer("POST")
+        answer = self.reader.answer("POST", verify_path(self.state))
         seconds = time.monotonic() - self.sent_s
         self.sent_s = None
         if answer is not None and answer.status == 200:

@@ -12,7 +12,7 @@ import threading
 import time
 import unittest
 
-from harness import SCALE, Caller, FixedDaemon, request_bytes, round_body, verify_path, wait_until
+from harness import CONTRACT, SCALE, Caller, FixedDaemon, request_bytes, round_body, verify_path, wait_until
 from fault_proxy import FAULTS, FaultProxy, Stream
 
 CLIENTS, PROXIES = 4, 2
@@ -45,11 +45,21 @@ class Client:
                 self.stream.sock.sendall(data)
                 got = self.stream.message()
                 if got is not None:
-                    return int(got[0][9:12]), json.loads(got[0][got[1] :])
+                    return self.read(*got)
             except ConnectionError:
                 pass
             self.stream.sock.close()
             self.stream = None
+
+    def read(self, message, at):
+        """(status, decoded body). The contract is checked for refusals and for one round of a hundred: it
+        costs more than the round."""
+        status = int(message[9:12])
+        if status != 200 or self.seq % 100 == 1:
+            lines = message[: at - 4].decode("ascii").split("\r\n")[1:]
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            CONTRACT.check("POST", self.path, status, headers, message[at:])
+        return status, json.loads(message[at:])
 
     def request(self, drafts):
         tokens = [token(self.len), *drafts]
@@ -151,7 +161,7 @@ class RetryTest(unittest.TestCase):
             answers = [None, None]
 
             def wait(which):
-                answers[which] = callers[which].reader.answer("POST")
+                answers[which] = callers[which].reader.answer("POST", verify_path(state))
 
             threads = [threading.Thread(target=wait, args=(which,)) for which in (0, 1)]
             callers[1].sock.sendall(data)

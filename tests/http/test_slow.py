@@ -9,7 +9,7 @@ import socket
 import time
 import unittest
 
-from harness import CONTRACT, SCALE, FixedDaemon, Prober, Reader, Rounds, median, request_bytes, sized, wait_until
+from harness import SCALE, FixedDaemon, Prober, Reader, Rounds, median, request_bytes, sized, wait_until
 
 COUNT = sized(20, 500, 2)
 HEADERS_S, BODY_S, WRITE_S = 10.0, 30.0, 30.0
@@ -178,8 +178,7 @@ class SlowTest(unittest.TestCase):
         with FixedDaemon() as daemon, daemon.connect(timeout=20) as sock:
             sock.sendall(request_bytes("POST", "/v1/verify", headers=["Content-Length: 9", "Content-Type: application/json"]))
             reader = Reader(sock)
-            answer = reader.answer("POST")
-            CONTRACT.check("POST", "/v1/verify", answer.status, answer.headers, answer.body)
+            answer = reader.answer("POST", "/v1/verify")
             self.assertEqual((answer.status, answer.code), (408, "timeout"))
             self.assertTrue(reader.closed())
 

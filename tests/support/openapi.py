@@ -4,7 +4,7 @@
     contract.answer("POST", "/v1/sessions/s_…/verify?x=1", 200, headers, body_bytes)   # raises Mismatch
 
 Answers are checked for: documented path, method and status; media type; body against its schema; the
-headers that the answer must have. An answer to HEAD is that to GET without its body. Refused bodies of
+headers that the answer must have; a problem's code against those that the operation lists (x-codes). An answer to HEAD is that to GET without its body. Refused bodies of
 POST are checked through Contract.accepts.
 """
 
@@ -119,6 +119,16 @@ class Contract:
             raise Mismatch(f"{method} {url}: undocumented status {status}")
         return self.resolve(responses["default"])
 
+    def codes(self, method, url):
+        """The codes of problems that an operation may answer."""
+        item, groups = self.item(url), self.document["x-codes"]
+        method = "get" if method == "HEAD" else method.lower()
+        if item is None or method not in item:
+            return {*groups["every"], "not-found", "method-not-allowed"}
+        names = item[method]["x-codes"]
+        own = {code for name in names for code in groups.get(name, [name])}
+        return own.union(groups["every"])
+
     def answer(self, method, url, status, headers, body):
         """Check one answer; headers is any mapping. Returns the decoded body (bytes if not JSON)."""
         where = f"{method} {url}: {status}"
@@ -153,6 +163,8 @@ class Contract:
             raise Mismatch(f"{where}: " + "; ".join(errors[:5]))
         if media == "application/problem+json":
             self.problem(where, status, headers, value)
+            if value["code"] not in self.codes(method, url):
+                raise Mismatch(f"{where}: {value['code']} is not a code of this operation")
         return value
 
     def problem(self, where, status, headers, value):

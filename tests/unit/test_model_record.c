@@ -17,11 +17,13 @@
 
 #include <cmocka.h>
 
+#include "engine_fixture.h"
 #include "model/model_impl.h"
 #include "model_passes.h"
 
 #define CALLS_MAX 256
 #define ROWS_MAX  40
+#define BATCH_MAX 8
 
 enum kind { EMBED, RMSNORM, LINEAR, ROPE, LATENT, SWIGLU, TO_BF16, ROUTER, EXPERTS, VERIFY };
 
@@ -234,15 +236,15 @@ static void recording_free(struct tv_kernels *k, void *handle)
     free(handle);
 }
 
-static void fixture_open(struct tv_fixture *fixture)
+static void fixture_open(struct tv_fixture *fixture, int32_t requests_max)
 {
     struct tv_fixture_options options = {.backend = "cpu",
                                          .dir = tv_fixture_dir("v3"),
                                          .page_size = 16,
                                          .rows_max = ROWS_MAX,
-                                         .requests_max = 3,
+                                         .requests_max = requests_max,
                                          .max_len = 200,
-                                         .pages = 40,
+                                         .pages = 80,
                                          .threads = 1,
                                          .kv_dtype = TV_BF16};
     tv_fixture_open(fixture, &options);
@@ -282,7 +284,7 @@ static void test_shapes(void **state)
 {
     (void)state;
     struct tv_fixture fixture;
-    fixture_open(&fixture);
+    fixture_open(&fixture, 3);
     assert_int_equal(recorded_rows(&fixture, 1, 1), 0);
     assert_int_equal(tv_model_record(fixture.model, fixture.cache), 0);
     for (int32_t rows = 1; rows <= 16; rows++) {
@@ -344,7 +346,7 @@ static void test_replay_equals_the_pass(void **state)
     struct tv_fixture fixture;
     struct tv_cache_seq seqs[3] = {{0}};
     int32_t prompt[50];
-    fixture_open(&fixture);
+    fixture_open(&fixture, 3);
     int32_t vocab = tv_model_config(fixture.model)->vocab;
     size_t bytes = (size_t)ROWS_MAX * (size_t)vocab * sizeof(float);
     float *eager = malloc(bytes), *replayed = malloc(bytes);
@@ -374,12 +376,90 @@ static void test_replay_equals_the_pass(void **state)
     fixture_close(&fixture);
 }
 
+/* Every committed row of a sequence, one behind the other; malloc'd. */
+static char *rows_copy(const struct tv_fixture *fixture, const struct tv_cache_seq *seq,
+                       size_t *ret_bytes)
+{
+    int32_t layers = tv_model_config(fixture->model)->layers;
+    size_t bytes = 0, at = 0;
+    (void)tv_test_kv_row(fixture, seq, 0, 0, &bytes);
+    char *copy = malloc((size_t)layers * (size_t)seq->len * bytes);
+    assert_non_null(copy);
+    for (int32_t layer = 0; layer < layers; layer++) {
+        for (int32_t row = 0; row < seq->len; row++, at += bytes) {
+            memcpy(copy + at, tv_test_kv_row(fixture, seq, layer, row, &bytes), bytes);
+        }
+    }
+    *ret_bytes = at;
+    return copy;
+}
+
+/* One pass of chains of one to three rows, of which the first is committed. */
+static void small_pass(struct tv_fixture *fixture, struct tv_cache_seq *seqs, int32_t count)
+{
+    static const int32_t parents[] = {-1, 0, 1}, depths[] = {0, 1, 2};
+    struct tv_model_item items[BATCH_MAX];
+    struct tv_cache_shortage shortage;
+    const float *logits = NULL;
+    int32_t tokens[BATCH_MAX][3];
+    for (int32_t b = 0; b < count; b++) {
+        int32_t rows = 1 + (b + seqs[b].len) % 3;
+        if (seqs[b].len > 60) {
+            assert_int_equal(tv_cache_truncate(fixture->cache, &seqs[b], 5), 0);
+        }
+        model_tokens_draw(tokens[b], 3, tv_model_config(fixture->model)->vocab);
+        items[b] = (struct tv_model_item){&seqs[b], rows, tokens[b], parents, depths};
+        assert_int_equal(tv_cache_reserve(fixture->cache, &seqs[b], rows, &shortage), 0);
+    }
+    assert_int_equal(
+        tv_model_verify(fixture->model, fixture->cache, items, count, NULL, NULL, &logits), 0);
+    for (int32_t b = 0; b < count; b++) {
+        tv_fixture_commit(fixture, &seqs[b], NULL, 1);
+    }
+}
+
+/* Batches of changing size, filled up to recorded shapes, beside a session that rests: whatever an
+ * earlier batch left in the arrays of a recording, no filler row may write through it. */
+static void test_b08_filler_rows_leave_other_sessions_alone(void **state)
+{
+    (void)state;
+    static const int32_t sizes[] = {BATCH_MAX, 1, BATCH_MAX, 3};
+    struct tv_fixture fixture;
+    struct tv_cache_seq seqs[BATCH_MAX] = {{0}}, idle = {0};
+    int32_t prompt[40];
+    size_t bytes = 0, again_bytes = 0;
+    fixture_open(&fixture, BATCH_MAX);
+    model_seed(8);
+    model_tokens_draw(prompt, 40, tv_model_config(fixture.model)->vocab);
+    (void)tv_fixture_prefill(&fixture, &idle, prompt, 40, 40);
+    for (int32_t b = 0; b < BATCH_MAX; b++) {
+        (void)tv_fixture_prefill(&fixture, &seqs[b], prompt, 5 + b, 40);
+    }
+    char *before = rows_copy(&fixture, &idle, &bytes);
+    assert_int_equal(tv_model_record(fixture.model, fixture.cache), 0);
+    int32_t launches = tv_test_scaled(1000);
+    for (int32_t i = 0; i < launches; i++) {
+        small_pass(&fixture, seqs, sizes[i % 4]);
+        char *after = rows_copy(&fixture, &idle, &again_bytes);
+        assert_int_equal(again_bytes, bytes);
+        assert_memory_equal(after, before, bytes);
+        free(after);
+    }
+    assert_int_equal(replays, launches);
+    for (int32_t b = 0; b < BATCH_MAX; b++) {
+        tv_cache_seq_finish(fixture.cache, &seqs[b]);
+    }
+    tv_cache_seq_finish(fixture.cache, &idle);
+    free(before);
+    fixture_close(&fixture);
+}
+
 /* Whichever recording fails, the error comes out and none is left. */
 static void test_failing_recorder(void **state)
 {
     (void)state;
     struct tv_fixture fixture;
-    fixture_open(&fixture);
+    fixture_open(&fixture, 3);
     for (int32_t n = 1; n <= 26; n += 5) {
         fail_end_at = n;
         assert_int_equal(tv_model_record(fixture.model, fixture.cache), -EIO);
@@ -394,6 +474,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_replay_equals_the_pass),
+        cmocka_unit_test(test_b08_filler_rows_leave_other_sessions_alone),
         cmocka_unit_test(test_failing_recorder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
