@@ -299,6 +299,31 @@ static void test_inline_limit(void **state)
     }
 }
 
+/* 2^14 nodes of 2^18 logits are 2^32 values and 2^34 bytes: in 32 bits both are none. */
+static void test_b27_rows_beyond_32_bits(void **state)
+{
+    const struct tv_request_limits limits = {
+        .tree = {.nodes_max = 16384, .depth_max = 64, .vocab = 1 << 18},
+        .max_len = 32768,
+        .inline_bytes = TV_INLINE_BYTES_DEFAULT,
+    };
+    const size_t size = 1u << 18;
+    struct tv_request request;
+    struct tv_problem problem;
+    char *body = malloc(size);
+
+    (void)state;
+    assert_non_null(body);
+    tree_body(body, size, 16384, 0);
+    strcpy(body + strlen(body) - 1, ",\"want\":{\"rows\":\"all\",\"logits\":{}}}");
+    assert_int_equal(
+        tv_request_decode(TV_CALL_VERIFY, body, strlen(body), &limits, &request, &problem),
+        -EINVAL);
+    assert_int_equal(problem.code, TV_WRONG_VALUE);
+    assert_non_null(strstr(problem.detail, " 17179869184 bytes"));
+    free(body);
+}
+
 static void hash_of(enum tv_call_kind kind, const char *body, uint8_t ret_hash[32])
 {
     struct tv_request r;
@@ -369,6 +394,7 @@ int main(void)
         cmocka_unit_test(test_alternatives_cap),
         cmocka_unit_test(test_tree_limits),
         cmocka_unit_test(test_inline_limit),
+        cmocka_unit_test(test_b27_rows_beyond_32_bits),
         cmocka_unit_test(test_body_hash),
     };
 
