@@ -125,7 +125,9 @@ class Contract:
         method = "get" if method == "HEAD" else method.lower()
         if item is None or method not in item:
             return {*groups["every"], "not-found", "method-not-allowed"}
-        names = item[method]["x-codes"]
+        names = item[method].get("x-codes")
+        if names is None:
+            raise Mismatch(f"{method} {url}: openapi.yaml does not list which codes it may answer (x-codes)")
         own = {code for name in names for code in groups.get(name, [name])}
         return own.union(groups["every"])
 
