@@ -170,6 +170,11 @@ int tv_args_prefill_attn(const struct tv_prefill_attn *args)
         args->v_dim < 1 || args->latent_dim < 1) {
         return -EINVAL;
     }
+    if (args->head_first < 0 || args->head_count < 0 ||
+        args->head_first > args->heads - args->head_count ||
+        (args->head_count == 0 && args->head_first != 0)) {
+        return -EINVAL;
+    }
     if (!dtype_known(args->w_dtype) || !dtype_kv(args->kv_dtype) ||
         !page_size_known(args->page_size) || args->rows > INT_MAX - args->start) {
         return -EINVAL;

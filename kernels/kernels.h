@@ -151,6 +151,9 @@ struct tv_prefill_attn {
     float *out;                /* device [rows, heads, v_dim] */
     void *workspace;
     size_t workspace_bytes;
+    /* Heads to do in this call, the others' part of out is left alone; head_count 0: all. Only
+     * where host_memory is set. */
+    int32_t head_first, head_count;
 };
 
 enum tv_router_scoring {

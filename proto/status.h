@@ -76,6 +76,8 @@ struct tv_problem {
     int committed;                    /* did this call change state; 0 for every refusal so far */
     int32_t retry_after_s;            /* > 0: also the Retry-After header */
     int64_t pages_needed, pages_free; /* kv-full only; -1 elsewhere */
+    const char *rate_name;            /* rate-limited: what is limited, for the RateLimit fields */
+    int64_t rate_quota, rate_left;    /* of it */
     const char *allow;                /* method-not-allowed: the Allow header; static text */
     struct tv_session_state *state;   /* owned; NULL when it does not apply */
 };

@@ -45,6 +45,7 @@ static void defaults(struct tv_config *config)
         .max_depth = TV_DEPTH_DEFAULT,
         .max_sessions = 256,
         .queue_max = 256,
+        .batch_window_us = 500,
         .body_bytes = TV_BODY_BYTES_DEFAULT,
         .body_bytes_large = TV_BODY_BYTES_LARGE_DEFAULT,
         .inline_bytes = TV_INLINE_BYTES_DEFAULT,

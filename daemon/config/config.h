@@ -14,7 +14,7 @@
 #include "kernels/types.h"
 
 /* At least the number of options; the table's own count is checked against it. */
-#define TV_CONFIG_OPTIONS_MAX 40
+#define TV_CONFIG_OPTIONS_MAX 64
 
 /* prefix_cache: off; pages that prefill wrote; those of rounds too. */
 enum { TV_PREFIX_CACHE_OFF, TV_PREFIX_CACHE_ON, TV_PREFIX_CACHE_ROUNDS };
@@ -42,6 +42,10 @@ struct tv_config {
     int32_t max_sessions;
     int32_t queue_max;    /* waiting calls */
     int32_t launch_max_s; /* without progress in an engine call, before readiness fails; 0: auto */
+    int32_t launch_rows;  /* of one launch; 0: the engine's */
+    int32_t batch_window_us;
+    int32_t principal_sessions, principal_pages, principal_nodes_s; /* 0: no limit */
+    double principal_rejected;                                      /* a share; 0: no limit */
     int64_t body_bytes, body_bytes_large, inline_bytes, answers_bytes;
     int32_t connections_max, connections_per_address; /* per address 0: 64, off on loopback */
     int32_t drain_grace_s, drain_max_s;

@@ -395,6 +395,17 @@ static const struct tv_option table[] = {
     INT("launch_max_s", launch_max_s, 0, 3600,
         "seconds without progress in an engine call after which readiness fails; 0: 4 where the "
         "backend counts its progress (cpu), 30 for a whole call elsewhere"),
+    INT("launch_rows", launch_rows, 0, 1 << 20,
+        "rows of one launch at most, and of a prefill slice while rounds are about; larger trees "
+        "go alone; 0: what the engine takes"),
+    INT("batch_window_us", batch_window_us, 0, 500,
+        "microseconds that a launch waits for more rounds under load; never when idle"),
+    INT("principal_sessions", principal_sessions, 0, 1 << 20, "open sessions of one key; 0: any"),
+    INT("principal_pages", principal_pages, 0, INT32_MAX, "KV pages of one key; 0: any"),
+    INT("principal_nodes_s", principal_nodes_s, 0, 1 << 30,
+        "nodes and prompt tokens a second of one key; 0: any"),
+    {"principal_rejected", "P", "share of one key's draft nodes that may be rejected; 0: any",
+     parse_probability, print_probability, AT(principal_rejected), 0, 0},
     BYTES("body_bytes", body_bytes, 1024, 1 << 30,
           "largest body of verify and the other small calls"),
     BYTES("body_bytes_large", body_bytes_large, 1024, 1 << 30,

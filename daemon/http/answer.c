@@ -20,6 +20,19 @@ static int add_header(struct MHD_Response *response, const char *name, const cha
     return MHD_add_response_header(response, name, value) == MHD_YES ? 0 : -ENOMEM;
 }
 
+/* draft-ietf-httpapi-ratelimit-headers: nodes have a window of a second, the rest is a stock. */
+static int add_rate(struct MHD_Response *response, const struct tv_reply *reply)
+{
+    char text[96];
+    int is_rate = strcmp(reply->rate_name, "nodes") == 0;
+    (void)snprintf(text, sizeof text, "\"%s\";q=%lld%s", reply->rate_name,
+                   (long long)reply->rate_quota, is_rate ? ";w=1" : "");
+    int rc = add_header(response, "RateLimit-Policy", text);
+    (void)snprintf(text, sizeof text, "\"%s\";r=%lld;t=%d", reply->rate_name,
+                   (long long)reply->rate_left, reply->retry_after_s);
+    return rc != 0 ? rc : add_header(response, "RateLimit", text);
+}
+
 static int add_headers(struct MHD_Response *response, const struct http_conn *conn)
 {
     const struct tv_reply *reply = &conn->call->reply;
@@ -34,6 +47,9 @@ static int add_headers(struct MHD_Response *response, const struct http_conn *co
     if (rc == 0 && reply->retry_after_s > 0) {
         (void)snprintf(number, sizeof number, "%d", reply->retry_after_s); /* fits */
         rc = add_header(response, "Retry-After", number);
+    }
+    if (rc == 0 && reply->rate_name != NULL) {
+        rc = add_rate(response, reply);
     }
     if (rc == 0 && reply->tensor_shape[0] != '\0') {
         rc = add_header(response, "X-Tensor-Shape", reply->tensor_shape);

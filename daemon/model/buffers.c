@@ -108,10 +108,9 @@ static size_t workspace_need(const struct tv_model *model)
     return config->experts > 0 ? larger(need, kernels->experts_workspace(kernels, &experts)) : need;
 }
 
-static int stage_take(struct tv_model *model)
+static int stage_take(struct tv_model *model, struct tv_model_stage *stage)
 {
     const struct tv_model_options *options = &model->options;
-    struct tv_model_stage *stage = &model->buffers.stage;
     size_t rows = (size_t)options->rows_max, requests = (size_t)options->requests_max;
     size_t pages = ((size_t)options->max_len + TV_TREE_NODES_MAX) / (size_t)options->page_size + 1;
     stage->bytes = rows * (sizeof(int64_t) + 3 * sizeof(int32_t)) +
@@ -119,6 +118,19 @@ static int stage_take(struct tv_model *model)
     stage->host = malloc(stage->bytes);
     stage->device = tv_model_alloc(model, stage->bytes);
     return stage->host == NULL || stage->device == NULL ? -ENOMEM : 0;
+}
+
+static int aside_take(struct tv_model *model)
+{
+    const struct tv_model_config *config = &model->config;
+    struct tv_model_aside *aside = &model->aside;
+    int64_t heads = config->heads;
+    int err = 0;
+    aside->x = array_take(model, config->hidden, sizeof(float), &err);
+    aside->q =
+        array_take(model, heads * (config->nope_dim + config->rope_dim), sizeof(float), &err);
+    aside->values = array_take(model, heads * config->v_dim, sizeof(float), &err);
+    return err == 0 ? stage_take(model, &aside->stage) : err;
 }
 
 int tv_model_buffers_take(struct tv_model *model)
@@ -155,7 +167,10 @@ int tv_model_buffers_take(struct tv_model *model)
         err = rope_table_take(model);
     }
     if (err == 0) {
-        err = stage_take(model);
+        err = stage_take(model, &b->stage);
+    }
+    if (err == 0 && model->kernels->host_memory) {
+        err = aside_take(model);
     }
     return err;
 }

@@ -132,5 +132,8 @@ int tv_model_record(struct tv_model *model, struct tv_cache *cache);
  * pass NULL to skip the head. */
 int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struct tv_cache_seq *seq,
                      const int32_t *tokens, int32_t count, const float **ret_logits);
+/* On host memory a prefill pass calls `between` where it can be interrupted: for a verify pass over
+ * other sequences, whose result is the same there and elsewhere. NULL: it is left alone. */
+void tv_model_between_set(struct tv_model *model, void (*between)(void *context), void *context);
 
 #endif

@@ -44,6 +44,12 @@ struct tv_model_buffers {
     struct tv_model_stage stage;
 };
 
+/* Stand-ins for the members of the same names. */
+struct tv_model_aside {
+    float *x, *q, *values;
+    struct tv_model_stage stage;
+};
+
 /* A verify pass as the backend recorded it: any `count` trees of at most `rows` rows together. */
 struct tv_model_recording {
     int32_t rows, count;
@@ -63,6 +69,11 @@ struct tv_model {
     struct tv_model_layer_extra *extra;    /* [layers] */
     struct tv_rope_table rope;
     struct tv_model_buffers buffers;
+    /* Where a prefill pass keeps what lives across its parts, so that verify passes may come
+     * between; NULL unless memory is the host's. */
+    struct tv_model_aside aside;
+    void (*between)(void *context);
+    void *between_context;
     int64_t weight_bytes;
     void **device; /* every device allocation, freed with the model */
     size_t device_count, device_capacity;

@@ -5,8 +5,12 @@
  * depend on how the prompt was cut into passes.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "model/forward.h"
+
+/* Attention over a long prefix is most of a pass; it can be interrupted so often in a layer. */
+#define PARTS 4
 
 /* Tokens, positions, slots and the page table of one sequence. */
 static int stage_fill(struct tv_forward *pass, const struct tv_cache_seq *seq,
@@ -67,6 +71,42 @@ static int queries(struct tv_forward *pass, int32_t layer)
     return model->kernels->rope(model->kernels, &rope);
 }
 
+static void swap(void *a, void *b, size_t bytes)
+{
+    char kept[sizeof(struct tv_model_stage)];
+    memcpy(kept, a, bytes);
+    memcpy(a, b, bytes);
+    memcpy(b, kept, bytes);
+}
+
+/* Change between the buffers of a prefill pass and those of verify passes. */
+static void step_aside(struct tv_model *model)
+{
+    struct tv_model_buffers *b = &model->buffers;
+    if (model->aside.x != NULL) {
+        swap(&b->x, &model->aside.x, sizeof b->x);
+        swap(&b->q, &model->aside.q, sizeof b->q);
+        swap(&b->values, &model->aside.values, sizeof b->values);
+        swap(&b->stage, &model->aside.stage, sizeof b->stage);
+    }
+}
+
+/* Nothing of this pass is in the other buffers now. */
+static void between(struct tv_model *model)
+{
+    if (model->between != NULL && model->aside.x != NULL) {
+        step_aside(model);
+        model->between(model->between_context);
+        step_aside(model);
+    }
+}
+
+void tv_model_between_set(struct tv_model *model, void (*between_run)(void *context), void *context)
+{
+    model->between = between_run;
+    model->between_context = context;
+}
+
 static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
                      const int32_t *page_table)
 {
@@ -95,7 +135,37 @@ static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
         .workspace = model->buffers.workspace,
         .workspace_bytes = model->buffers.workspace_bytes,
     };
-    return model->kernels->prefill_attn(model->kernels, &args);
+    if (model->between == NULL || model->aside.x == NULL) {
+        return model->kernels->prefill_attn(model->kernels, &args);
+    }
+    int32_t part = (config->heads + PARTS - 1) / PARTS;
+    int err = 0;
+    for (int32_t head = 0; err == 0 && head < config->heads; head += part) {
+        args.head_first = head;
+        args.head_count = config->heads - head < part ? config->heads - head : part;
+        err = model->kernels->prefill_attn(model->kernels, &args);
+        between(model);
+    }
+    return err;
+}
+
+static int layers_run(struct tv_forward *pass, const struct tv_cache_seq *seq,
+                      const int32_t *page_table)
+{
+    int err = tv_forward_embed(pass);
+    for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
+        err = queries(pass, layer);
+        if (err == 0) {
+            err = attention(pass, layer, seq->len, page_table);
+        }
+        if (err == 0) {
+            err = tv_forward_rest(pass, layer);
+        }
+        if (err == 0) {
+            between(pass->model);
+        }
+    }
+    return err;
 }
 
 int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struct tv_cache_seq *seq,
@@ -112,21 +182,13 @@ int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struc
     }
     struct tv_forward pass = {.model = model, .cache = cache, .rows = count};
     const int32_t *page_table = NULL;
+    step_aside(model);
     int err = stage_fill(&pass, seq, tokens, &page_table);
     if (err == 0) {
         err = tv_forward_upload(model);
     }
     if (err == 0) {
-        err = tv_forward_embed(&pass);
-    }
-    for (int32_t layer = 0; err == 0 && layer < model->config.layers; layer++) {
-        err = queries(&pass, layer);
-        if (err == 0) {
-            err = attention(&pass, layer, seq->len, page_table);
-        }
-        if (err == 0) {
-            err = tv_forward_rest(&pass, layer);
-        }
+        err = layers_run(&pass, seq, page_table);
     }
     if (err == 0 && ret_logits != NULL) {
         err = tv_forward_head(&pass, count - 1, 1);
@@ -134,5 +196,6 @@ int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struc
     if (err == 0 && ret_logits != NULL) {
         *ret_logits = model->buffers.logits;
     }
+    step_aside(model);
     return err;
 }

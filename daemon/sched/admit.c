@@ -161,15 +161,19 @@ int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
 }
 
 /* Is there room for one more call? */
-static int admission(struct tv_sched *sched, struct tv_problem *problem)
+static int admission(struct tv_sched *sched, struct job *job, struct tv_problem *problem)
 {
-    if (sched->refusing) {
+    int64_t now_us = tv_clock_us();
+    job->account = tv_sched_account_of(sched, job->call->principal, now_us);
+    if (job->account == NULL) {
+        tv_problem_set(problem, TV_OVERLOADED, NULL, "no memory for an account");
+    } else if (sched->refusing) {
         tv_problem_set(problem, TV_DRAINING, NULL, "the server is going away");
     } else if (sched->queue_count >= sched->config->queue_max) {
         tv_problem_set(problem, TV_OVERLOADED, NULL, "%d calls are waiting", sched->queue_count);
         problem->retry_after_s = 1;
     } else {
-        return 0;
+        return tv_sched_account_admit(sched, job, now_us, problem);
     }
     return -EINVAL;
 }
@@ -221,7 +225,7 @@ static int check_create(struct tv_sched *sched, struct job *job, struct tv_probl
             "%d tokens and the next, but the limit is %d", request->token_count, max_len);
         return -EINVAL;
     }
-    if (sessions_full(sched, problem) || admission(sched, problem) != 0) {
+    if (sessions_full(sched, problem) || admission(sched, job, problem) != 0) {
         return -EINVAL;
     }
     if (tv_sessions_build(&sched->table, request, job->call->principal, &job->session) != 0) {
@@ -252,7 +256,7 @@ static int check_fork(struct tv_sched *sched, struct job *job, struct tv_problem
                        request->len, parent->len);
         return -EINVAL;
     }
-    if (sessions_full(sched, problem) || admission(sched, problem) != 0) {
+    if (sessions_full(sched, problem) || admission(sched, job, problem) != 0) {
         return -EINVAL;
     }
     if (tv_sessions_fork(&sched->table, parent, request->len > 0 ? request->len : parent->len,
@@ -405,7 +409,7 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     case TV_SESSION_REFUSED:
         return -EINVAL;
     case TV_SESSION_BEHIND:
-        if (check_draft(session, request, problem) != 0 || admission(sched, problem) != 0) {
+        if (check_draft(session, request, problem) != 0 || admission(sched, job, problem) != 0) {
             return -EINVAL;
         }
         tv_sched_behind_add(session, job);
@@ -413,7 +417,7 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     case TV_SESSION_RUN:
         break;
     }
-    return check_draft(session, request, problem) != 0 || admission(sched, problem) != 0
+    return check_draft(session, request, problem) != 0 || admission(sched, job, problem) != 0
                ? -EINVAL
                : tv_sched_round_begin(job, session, problem);
 }
@@ -437,7 +441,7 @@ static int check_detached(struct tv_sched *sched, struct job *job, struct tv_pro
             return -EINVAL;
         }
         if (tv_session_judge_tree(session, &request->tree, problem) != 0 ||
-            check_draft(session, request, problem) != 0 || admission(sched, problem) != 0) {
+            check_draft(session, request, problem) != 0 || admission(sched, job, problem) != 0) {
             return -EINVAL;
         }
         job->session = session;
@@ -446,7 +450,7 @@ static int check_detached(struct tv_sched *sched, struct job *job, struct tv_pro
         tv_session_occupy(session, 0, NULL, job);
         return 0;
     }
-    if (admission(sched, problem) != 0) {
+    if (admission(sched, job, problem) != 0) {
         return -EINVAL;
     }
     if (rule_of_call(sched, job) != 0) {
@@ -525,6 +529,9 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
         tv_sched_job_list_push(job->behind ? &sched->behind : &sched->queue, job);
         sched->queue_count++;
         (void)pthread_cond_signal(&sched->wake);
+    }
+    if (rc < 0) {
+        tv_sched_account_refund(job);
     }
     int queued = rc == 0 || attached;
     sched->in_flight += queued;

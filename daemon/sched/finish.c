@@ -102,6 +102,7 @@ void tv_sched_job_drop(struct tv_sched *sched, struct job *job, enum tv_code cod
         session_restore(sched, job, ret_calls);
     }
     sched->queue_count--;
+    tv_sched_account_refund(job);
     refuse_all(job, &problem, ret_calls);
     tv_sched_job_destroy(job);
 }

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "sched/account.h"
 #include "sched/sched.h"
 #include "session/session.h"
 #include "shadow/shadow.h"
@@ -68,6 +69,9 @@ struct job {
     struct tv_call *twins;    /* the same round, sent again meanwhile; guarded by the lock */
     struct tv_call *watchers; /* GET rounds/{seq} that wait; guarded by the lock */
     struct tv_sched *sched;
+    struct tv_account *account; /* its principal's; NULL until it is admitted */
+    int64_t charged;            /* nodes, by principal_nodes_s */
+    int64_t ready_us;           /* since when its next step may go; 0: not seen yet */
     enum job_stage stage;       /* the worker's */
     int queued;                 /* in the queue, may still be dropped; guarded by the lock */
     int behind;                 /* queued, but in the list of those that wait for a round */
@@ -147,11 +151,18 @@ struct tv_sched {
     uint64_t progress_steps; /* the engine's count when it was last looked at */
     int64_t progress_us;     /* when it was first seen there */
     struct curve_point curve[TV_SCHED_CURVE_POINTS];
+    struct tv_account *accounts; /* of every principal that has called */
 
     /* The worker's own. */
-    int64_t sweep_us;   /* when leases are looked at next */
-    int queue_first;    /* whose rounds fill the next launch first */
-    struct job **batch; /* [engine->requests_max] */
+    int64_t sweep_us;       /* when leases are looked at next */
+    int64_t served_floor;   /* least service of those who had work at the last launch */
+    int32_t launch_rows;    /* of one launch, and of a slice while rounds are about */
+    int64_t launched_us;    /* end of the last launch; 0: none */
+    int64_t launch_took_us; /* the last launch */
+    int32_t rounds_last[2]; /* rounds of the last launch and the one before */
+    int64_t between_us;     /* of launches between the parts of slices, in all */
+    struct job *sliced;     /* a slice of it is under way */
+    struct job **batch;     /* [engine->requests_max] */
     struct tv_round_in *batch_in;
     struct tv_round_out *batch_out;
     struct tv_shadow_round **batch_shadow;
@@ -213,6 +224,18 @@ int tv_sched_prefix_hash(const struct tv_sched *sched, struct job *job);
 int tv_sched_prefix_adopt(struct tv_sched *sched, struct job *job);
 void tv_sched_prefix_publish(struct tv_sched *sched, struct job *job);
 
+/* pick.c: whose step is next. The worker thread, with the lock. */
+/* Take sliced calls off the queue while there is room for their progress. */
+void tv_sched_pick_start(struct tv_sched *sched);
+/* A round that computes nothing, or NULL: its session has nothing else under way, so it waits for
+ * no launch and no slice. */
+struct job *tv_sched_pick_pages(struct tv_sched *sched);
+/* Fill sched->batch with rounds that are ready. Their number; 0 with *wake_us lowered when more are
+ * worth waiting for. */
+int32_t tv_sched_pick_launch(struct tv_sched *sched, int64_t now_us, int64_t *wake_us);
+/* The job whose next slice is due, and how many rows it may have; or NULL. */
+struct job *tv_sched_pick_slice(struct tv_sched *sched, int64_t now_us, int32_t *ret_rows);
+
 /* worker.c, launch.c, prefill.c, parity.c: the worker thread, without the lock. */
 void *tv_sched_worker_main(void *context);
 void tv_sched_engine_enter(struct tv_sched *sched);
@@ -222,7 +245,9 @@ void tv_sched_job_judged(void *context, const struct tv_shadow_block *block);
 /* A round whose oracle has spoken, or is waited for no longer; its commit was never in doubt. */
 void tv_sched_judged_settle(struct tv_sched *sched, struct job *job, int draining);
 void tv_sched_launch_run(struct tv_sched *sched, int32_t count);
-void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job);
+/* The engine, in the middle of a slice: rounds that are ready may go first. */
+void tv_sched_between(void *context);
+void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t rows_max);
 void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
                           struct tv_shadow_round *captured);
 /* Its oracles have spoken, or the server stops. */

@@ -234,6 +234,30 @@ static void round_settle(struct tv_sched *sched, int32_t i, int32_t count)
     }
 }
 
+/* What the launch teaches: its cost, who drafted in vain, and that rounds are about. took_us below
+ * 0: it failed. */
+static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows, int64_t took_us,
+                        int64_t end_us)
+{
+    tv_sched_lock(sched);
+    if (took_us >= 0) {
+        tv_sched_curve_add(sched->curve, rows, took_us);
+        sched->launch_took_us = took_us;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        const struct job *job = sched->batch[i];
+        const struct tv_round_out *out = &sched->batch_out[i];
+        if (out->code == TV_OK && job->round.kind == TV_CALL_VERIFY && out->accepted_count > 0) {
+            tv_sched_account_judge(job->account, sched->batch_in[i].tree->count - 1,
+                                   out->accepted_count - 1, end_us);
+        }
+    }
+    sched->launched_us = end_us;
+    sched->rounds_last[1] = sched->rounds_last[0];
+    sched->rounds_last[0] = count;
+    tv_sched_unlock(sched);
+}
+
 void tv_sched_launch_run(struct tv_sched *sched, int32_t count)
 {
     int32_t rows = 0;
@@ -250,11 +274,7 @@ void tv_sched_launch_run(struct tv_sched *sched, int32_t count)
         rc = sched->batch_out[i].code == TV_KERNEL_FAULT ? -EIO : 0;
     }
     tv_sched_engine_leave(sched, rc);
-    if (rc == 0) {
-        tv_sched_lock(sched);
-        tv_sched_curve_add(sched->curve, rows, took_us);
-        tv_sched_unlock(sched);
-    }
+    launch_note(sched, count, rows, rc == 0 ? took_us : -1, start_us + took_us);
     for (int32_t i = 0; i < count; i++) {
         round_settle(sched, i, count);
     }

@@ -51,7 +51,7 @@ static void digest_advance(struct job *job, const int32_t *tokens, int32_t count
     }
 }
 
-void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job)
+void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t rows_max)
 {
     int draws = job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_EXTEND;
     struct tv_drawn drawn = {0};
@@ -63,19 +63,19 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job)
         }
     }
     int32_t count = job->token_count - job->token_done;
-    if (count > sched->engine->prefill_rows) {
-        count = sched->engine->prefill_rows;
+    if (count > rows_max) {
+        count = rows_max;
     }
     if (count > 0) {
         const int32_t *tokens = job->tokens + job->token_done;
         int last = job->token_done + count == job->token_count;
-        int64_t start_us = tv_clock_us();
+        int64_t start_us = tv_clock_us() - sched->between_us;
         tv_sched_engine_enter(sched);
         int rc =
             sched->engine->ops->prefill(sched->engine, job->context, tokens, count,
                                         draws && last ? &job->rule : NULL, &drawn, &job->shortage);
         tv_sched_engine_leave(sched, rc == -EIO ? rc : 0);
-        job->gpu_us += tv_clock_us() - start_us;
+        job->gpu_us += tv_clock_us() - sched->between_us - start_us;
         if (rc != 0) {
             tv_sched_job_fail_rc(sched, job, rc);
             return;

@@ -140,6 +140,9 @@ void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem)
     reply->content_type = "application/problem+json";
     reply->allow = problem->allow;
     reply->retry_after_s = problem->retry_after_s;
+    reply->rate_name = problem->rate_name;
+    reply->rate_quota = problem->rate_quota;
+    reply->rate_left = problem->rate_left;
     if (reply->retry_after_s == 0 && (reply->http_status == 429 || reply->http_status == 503)) {
         reply->retry_after_s = 1;
     }
@@ -364,6 +367,10 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     sched->engine = engine;
     sched->shadow = shadow;
     sched->launch_us_max = launch_us_max(config, engine);
+    sched->launch_rows = engine->rows_max;
+    if (config->launch_rows > 0 && config->launch_rows < engine->rows_max) {
+        sched->launch_rows = config->launch_rows;
+    }
     atomic_init(&sched->parity_stop, 0);
     (void)pthread_mutex_init(&sched->handover, NULL); /* default attributes cannot fail */
     tv_sched_job_list_init(&sched->queue);
@@ -389,6 +396,8 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
         rc = -ENOMEM;
     }
     if (rc == 0) {
+        engine->between = tv_sched_between;
+        engine->between_context = sched;
         rc = threads_start(sched);
     }
     if (rc != 0) {
@@ -438,8 +447,10 @@ void tv_sched_destroy(struct tv_sched *sched)
         tv_sched_unlock(sched);
         (void)pthread_join(sched->comparer, NULL);
     }
+    sched->engine->between = NULL;
     contexts_close(sched); /* the worker is gone: nobody else calls the engine */
     tv_sessions_finish(&sched->table);
+    tv_sched_accounts_free(sched);
     if (sched->conds_made) {
         (void)pthread_cond_destroy(&sched->wake);
         (void)pthread_cond_destroy(&sched->compare);

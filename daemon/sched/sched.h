@@ -26,6 +26,8 @@ struct tv_reply {
     const char *content_type;               /* static text */
     const char *allow;                      /* Allow header or NULL; static text */
     int32_t retry_after_s;                  /* > 0: Retry-After */
+    const char *rate_name;                  /* RateLimit fields, or NULL; static text */
+    int64_t rate_quota, rate_left;          /* what they say */
     char tensor_shape[32], tensor_dtype[8]; /* X-Tensor- headers, or "" */
     char etag[68];                          /* quoted, or "" */
 };

@@ -2,8 +2,9 @@
  * worker.c - the one thread that owns the device: what it does next, and what it looks after.
  *
  * Each turn: calls whose time is over, contexts of the gone, one launch over the rounds that are
- * ready, one slice of one prefill. So neither a long prompt nor a long decode delays small rounds
- * by more than a slice.
+ * ready, one slice of one prefill. An engine that can be interrupted in a slice lets rounds that
+ * come meanwhile go between its parts. So neither a long prompt nor a long decode delays small
+ * rounds by more than a slice, or a part of one.
  */
 #include <errno.h>
 #include <string.h>
@@ -19,8 +20,6 @@ struct turn {
     struct job *judged;      /* one whose oracle has spoken, or is waited for no longer */
     struct job *abort;       /* one that the stop ends */
     struct job *pages;       /* one that computes nothing */
-    struct job *slice;       /* one that prefills */
-    int32_t launch;          /* rounds in sched->batch */
     int deep, draining;
 };
 
@@ -101,112 +100,6 @@ static void drop_late(struct tv_sched *sched, struct job *job, int64_t now_us,
     }
 }
 
-static void start(struct tv_sched *sched, struct job *job, enum job_stage stage)
-{
-    tv_sched_job_list_remove(&sched->queue, job);
-    sched->queue_count--;
-    job->queued = 0;
-    job->stage = stage;
-    tv_sched_job_list_push(&sched->running, job);
-}
-
-/* Take sliced calls off the queue while there is room for their progress. */
-static void start_sliced(struct tv_sched *sched)
-{
-    int32_t sliced = 0;
-    for (struct job *job = sched->running.first; job != NULL; job = job->next) {
-        sliced += job->round.kind != TV_CALL_VERIFY && job->stage != JOB_JUDGED;
-    }
-    struct job *job = sched->queue.first;
-    while (job != NULL && sliced < TV_SCHED_SLICED_MAX) {
-        struct job *next = job->next;
-        if (job->round.kind != TV_CALL_VERIFY && !tv_sched_pages_only(job)) {
-            int prefills = job->own_context || job->round.kind == TV_CALL_EXTEND;
-            start(sched, job, prefills ? JOB_PREFILL : JOB_ROUND);
-            sliced++;
-        }
-        job = next;
-    }
-}
-
-/* Their sessions have nothing else under way, so none of them waits for a launch or a slice. */
-static struct job *start_pages(struct tv_sched *sched)
-{
-    struct job *job = sched->queue.first;
-    while (job != NULL && !tv_sched_pages_only(job)) {
-        job = job->next;
-    }
-    if (job != NULL) {
-        start(sched, job, JOB_ROUND);
-    }
-    return job;
-}
-
-static int fits(const struct tv_sched *sched, const struct job *job, int32_t count, int32_t rows)
-{
-    return count < sched->engine->requests_max && job->nodes <= sched->engine->rows_max - rows;
-}
-
-static void pick_queued(struct tv_sched *sched, int32_t *count, int32_t *rows)
-{
-    struct job *job = sched->queue.first;
-    while (job != NULL) {
-        struct job *next = job->next;
-        if (job->round.kind == TV_CALL_VERIFY) {
-            if (!fits(sched, job, *count, *rows)) {
-                break; /* first come, first served */
-            }
-            start(sched, job, JOB_ROUND);
-            job->picked = 1;
-            sched->batch[(*count)++] = job;
-            *rows += job->nodes;
-        }
-        job = next;
-    }
-}
-
-static void pick_running(struct tv_sched *sched, int32_t *count, int32_t *rows)
-{
-    for (struct job *job = sched->running.first; job != NULL; job = job->next) {
-        if (job->stage == JOB_ROUND && !job->picked && fits(sched, job, *count, *rows)) {
-            job->picked = 1;
-            sched->batch[(*count)++] = job;
-            *rows += job->nodes;
-        }
-    }
-}
-
-/* Rounds of both kinds share a launch; who comes first changes, so that none waits for ever. */
-static int32_t pick_launch(struct tv_sched *sched)
-{
-    int32_t count = 0, rows = 0;
-    sched->queue_first = !sched->queue_first;
-    if (sched->queue_first) {
-        pick_queued(sched, &count, &rows);
-        pick_running(sched, &count, &rows);
-    } else {
-        pick_running(sched, &count, &rows);
-        pick_queued(sched, &count, &rows);
-    }
-    for (int32_t i = 0; i < count; i++) { /* the next turn begins with others */
-        tv_sched_job_list_remove(&sched->running, sched->batch[i]);
-        tv_sched_job_list_push(&sched->running, sched->batch[i]);
-    }
-    return count;
-}
-
-static struct job *pick_slice(struct tv_sched *sched)
-{
-    for (struct job *job = sched->running.first; job != NULL; job = job->next) {
-        if (job->stage == JOB_PREFILL) {
-            tv_sched_job_list_remove(&sched->running, job);
-            tv_sched_job_list_push(&sched->running, job);
-            return job;
-        }
-    }
-    return NULL;
-}
-
 /* An oracle is waited for until the call's deadline, or until the server is about to stop: what the
  * round accepted must not hang on a backlog of judgements. A comparison is its oracles' word and
  * has no deadline; it is waited for as long as work is. */
@@ -244,7 +137,7 @@ static struct job *pick_abort(struct tv_sched *sched)
     return job;
 }
 
-/* With the lock. 1: there is something to do; 0: *ret_wake_us says when to look again. */
+/* Housekeeping, with the lock. 1: there is something to do; *ret_wake_us: when there will be. */
 static int plan(struct tv_sched *sched, struct turn *turn, int64_t *ret_wake_us)
 {
     int64_t now_us = tv_clock_us();
@@ -266,14 +159,9 @@ static int plan(struct tv_sched *sched, struct turn *turn, int64_t *ret_wake_us)
     turn->judged = pick_judged(sched, now_us, ret_wake_us);
     turn->draining = sched->draining;
     turn->abort = pick_abort(sched);
-    if (!sched->stopping) {
-        start_sliced(sched);
-        turn->launch = pick_launch(sched);
-        turn->slice = pick_slice(sched);
-        turn->pages = start_pages(sched); /* after the launch was picked: it is in none */
-    }
+    turn->pages = sched->stopping ? NULL : tv_sched_pick_pages(sched);
     return turn->calls != NULL || turn->gone != NULL || turn->deep || turn->judged != NULL ||
-           turn->abort != NULL || turn->pages != NULL || turn->launch > 0 || turn->slice != NULL;
+           turn->abort != NULL || turn->pages != NULL;
 }
 
 static void bury(struct tv_sched *sched, struct tv_session *gone)
@@ -305,12 +193,57 @@ static void act(struct tv_sched *sched, const struct turn *turn)
     if (turn->pages != NULL) {
         tv_sched_pages_run(sched, turn->pages);
     }
-    if (turn->launch > 0) {
-        tv_sched_launch_run(sched, turn->launch);
+}
+
+/* One launch, when rounds are ready or worth no more waiting; who is late is refused right before
+ * it. With the lock, which it lets go meanwhile. 1: something was done. */
+static int launch_ready(struct tv_sched *sched, int64_t *wake_us)
+{
+    struct tv_call *late = NULL;
+    int32_t count = 0;
+    if (!sched->stopping) {
+        int64_t now_us = tv_clock_us();
+        drop_late(sched, sched->behind.first, now_us, &late, wake_us);
+        drop_late(sched, sched->queue.first, now_us, &late, wake_us);
+        tv_sched_pick_start(sched);
+        count = tv_sched_pick_launch(sched, now_us, wake_us);
     }
-    if (turn->slice != NULL) {
-        tv_sched_prefill_slice(sched, turn->slice);
+    if (count > 0 || late != NULL) {
+        tv_sched_unlock(sched);
+        tv_sched_calls_done(sched, late);
+        if (count > 0) {
+            tv_sched_launch_run(sched, count);
+        }
+        tv_sched_lock(sched);
     }
+    return count > 0 || late != NULL;
+}
+
+static int slice_due(struct tv_sched *sched)
+{
+    int32_t rows = 0;
+    struct job *job = sched->stopping ? NULL : tv_sched_pick_slice(sched, tv_clock_us(), &rows);
+    if (job != NULL) {
+        sched->sliced = job;
+        tv_sched_unlock(sched);
+        tv_sched_prefill_slice(sched, job, rows);
+        tv_sched_lock(sched);
+        sched->sliced = NULL;
+    }
+    return job != NULL;
+}
+
+void tv_sched_between(void *context)
+{
+    struct tv_sched *sched = context;
+    int64_t start_us = tv_clock_us(), wake_us = INT64_MAX;
+    tv_sched_lock(sched);
+    if (launch_ready(sched, &wake_us)) {
+        sched->between_us += tv_clock_us() - start_us;
+        sched->launch_start_us = tv_clock_us(); /* the slice goes on inside the engine */
+        sched->progress_us = sched->launch_start_us;
+    }
+    tv_sched_unlock(sched);
 }
 
 void *tv_sched_worker_main(void *context)
@@ -320,18 +253,23 @@ void *tv_sched_worker_main(void *context)
     int64_t wake_us = 0;
     tv_sched_lock(sched);
     for (;;) {
-        if (plan(sched, &turn, &wake_us)) {
+        int busy = plan(sched, &turn, &wake_us);
+        if (busy) {
             tv_sched_unlock(sched);
             act(sched, &turn);
             tv_sched_lock(sched);
-        } else if (sched->stopping && sched->running.first == NULL) {
-            break;
-        } else {
-            struct timespec until = {.tv_sec = wake_us / 1000000,
-                                     .tv_nsec = wake_us % 1000000 * 1000};
-            /* whatever it says, the next plan looks at everything again */
-            (void)pthread_cond_timedwait(&sched->wake, &sched->table.lock, &until);
         }
+        busy |= launch_ready(sched, &wake_us);
+        busy |= slice_due(sched);
+        if (busy) {
+            continue;
+        }
+        if (sched->stopping && sched->running.first == NULL) {
+            break;
+        }
+        struct timespec until = {.tv_sec = wake_us / 1000000, .tv_nsec = wake_us % 1000000 * 1000};
+        /* whatever it says, the next plan looks at everything again */
+        (void)pthread_cond_timedwait(&sched->wake, &sched->table.lock, &until);
     }
     sched->worker_alive = 0;
     tv_sched_unlock(sched);

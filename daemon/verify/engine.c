@@ -104,6 +104,13 @@ static int prefill_draw(struct tv_verify_engine *self, const float *logits, int3
     return 0;
 }
 
+/* The model, between two parts of a prefill pass. */
+static void engine_between(void *context)
+{
+    const struct tv_engine *engine = context;
+    engine->between(engine->between_context);
+}
+
 static int engine_prefill(struct tv_engine *engine, struct tv_context *context,
                           const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
                           struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage)
@@ -120,8 +127,12 @@ static int engine_prefill(struct tv_engine *engine, struct tv_context *context,
     }
     struct tv_drawn drawn = {0};
     const float *logits = NULL;
+    if (engine->between != NULL) { /* the self-test is left alone */
+        tv_model_between_set(engine->model, engine_between, engine);
+    }
     rc = tv_model_prefill(engine->model, engine->cache, seq, tokens, count,
                           rule != NULL ? &logits : NULL);
+    tv_model_between_set(engine->model, NULL, NULL);
     if (rc == 0 && rule != NULL) {
         rc = prefill_draw(self, logits, seq->len + count, rule, &drawn);
     }

@@ -107,7 +107,7 @@ struct tv_engine_ops {
     void (*destroy)(struct tv_engine *engine);
 };
 
-/* What every engine tells about itself; constant after creation. */
+/* What every engine tells about itself; constant after creation, but for the last two. */
 struct tv_engine {
     const struct tv_engine_ops *ops;
     int32_t vocab, max_len, nodes_max, requests_max;
@@ -118,6 +118,10 @@ struct tv_engine {
     struct tv_model *model; /* NULL in an engine without one */
     struct tv_cache *cache; /* NULL in an engine without one */
     struct tv_kernels *kernels;
+    /* Set by who drives the engine, or NULL: called in the middle of a prefill, where it may call
+     * verify for other contexts and nothing else. */
+    void (*between)(void *context);
+    void *between_context;
 };
 
 /* What an engine is made of; constant, texts live as long as the engine. */

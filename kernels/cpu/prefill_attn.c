@@ -147,10 +147,11 @@ static void attend_block(const struct job *job, const struct scratch *s, int32_t
                     out + r * o_stride, o_stride);
 }
 
-static void run_head(void *arg, int32_t h, int32_t thread)
+static void run_head(void *arg, int32_t index, int32_t thread)
 {
     const struct job *job = arg;
     const struct tv_prefill_attn *a = job->args;
+    int32_t h = a->head_first + index;
     struct scratch s = {.kv = NULL};
     (void)carve(a, (char *)a->workspace + (size_t)thread * job->scratch_bytes, &s);
     for (int32_t r = 0; r < a->rows; r++) {
@@ -201,6 +202,7 @@ int tv_cpu_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *args
         .kv_dim = args->latent_dim + args->rope_dim,
         .scratch_bytes = carve(args, NULL, NULL),
     };
-    tv_cpu_run(k, args->heads, INT64_MAX, run_head, &job);
+    int32_t count = args->head_count > 0 ? args->head_count : args->heads;
+    tv_cpu_run(k, count, INT64_MAX, run_head, &job);
     return 0;
 }

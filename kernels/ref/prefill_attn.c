@@ -107,7 +107,8 @@ int tv_ref_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *args
     s.scores = args->workspace;
     s.keys = (float *)(s.scores + token_count(args));
     s.values = s.keys + token_count(args) * (args->nope_dim + args->rope_dim);
-    for (int32_t h = 0; h < args->heads && args->rows > 0; h++) {
+    int32_t end = args->head_count > 0 ? args->head_first + args->head_count : args->heads;
+    for (int32_t h = args->head_first; h < end && args->rows > 0; h++) {
         expand_head(args, h, &s);
         for (int32_t r = 0; r < args->rows; r++) {
             attend_row(args, r, h, &s);

@@ -166,6 +166,9 @@ static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
     default:
         return -EIO;
     }
+    if (engine->between != NULL) {
+        engine->between(engine->between_context);
+    }
     context->len += count;
     if (rule != NULL) {
         struct tv_draw draw = fixed_draw(fixed, context->len);

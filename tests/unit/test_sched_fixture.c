@@ -94,6 +94,7 @@ static struct tv_call *make(struct fixture *fixture, enum tv_call_kind kind, con
         (void)snprintf(call->request.session, sizeof call->request.session, "%s", session);
     }
     (void)snprintf(call->request_id, sizeof call->request_id, "test");
+    memcpy(call->principal, fixture->principal, sizeof call->principal);
     call->received_us = tv_clock_us();
     call->done = on_done;
     call->owner = done;
@@ -384,8 +385,9 @@ void client_check(struct fixture *fixture, const struct client *client)
     call_free(call);
     tv_sched_lock(fixture->sched); /* nothing runs on it now, so the context may be looked at */
     struct tv_session *session = NULL;
-    assert_int_equal(
-        tv_sessions_find(&fixture->sched->table, client->id, "", tv_clock_us(), &session), TV_OK);
+    assert_int_equal(tv_sessions_find(&fixture->sched->table, client->id, fixture->principal,
+                                      tv_clock_us(), &session),
+                     TV_OK);
     assert_int_equal(fixture->engine->ops->context_len(session->context), client->len);
     struct tv_digest border; /* digests at page borders */
     static const uint8_t model_id[32];

@@ -16,6 +16,7 @@ struct fixture {
     struct tv_config config;
     struct tv_engine *engine;
     struct tv_sched *sched;
+    char principal[33]; /* of the calls that are made from now on */
 };
 
 /* vocab 307, context 512, trees of 64 nodes, 4 rounds a launch, slices of 16. */

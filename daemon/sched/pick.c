@@ -1,0 +1,235 @@
+/*
+ * pick.c - whose step is next: start-time fair queueing between principals, oldest first within
+ * one.
+ *
+ * Every row that the device computes for a principal, drafted, decoded or prefilled, counts as
+ * service; who has had least comes first. A principal that was away comes back level with the
+ * others: it saves nothing up. Refuses nothing; a round that does not fit this launch is first in
+ * the next.
+ */
+#include <limits.h>
+
+#include "sched/job.h"
+
+/* Sliced calls in all, when everybody brings one. */
+#define STARTED_MAX (8 * TV_SCHED_SLICED_MAX)
+/* For so long after a launch the next one is expected. */
+#define ABOUT_US 1000000
+
+static void start(struct tv_sched *sched, struct job *job, enum job_stage stage)
+{
+    tv_sched_job_list_remove(&sched->queue, job);
+    sched->queue_count--;
+    job->queued = 0;
+    job->stage = stage;
+    tv_sched_job_list_push(&sched->running, job);
+}
+
+static int is_sliced(const struct job *job)
+{
+    return job->round.kind != TV_CALL_VERIFY && !tv_sched_pages_only(job);
+}
+
+/* Started sliced calls that still need turns: of the account, or of all (NULL). */
+static int32_t sliced_count(const struct tv_sched *sched, const struct tv_account *account)
+{
+    int32_t count = 0;
+    for (const struct job *job = sched->running.first; job != NULL; job = job->next) {
+        count += is_sliced(job) && job->stage != JOB_JUDGED &&
+                 (account == NULL || job->account == account);
+    }
+    return count;
+}
+
+/* The oldest sliced call of the principal that has fewest under way. */
+static struct job *next_sliced(const struct tv_sched *sched, int32_t *ret_own)
+{
+    struct job *best = NULL;
+    for (struct job *job = sched->queue.first; job != NULL; job = job->next) {
+        if (is_sliced(job)) {
+            int32_t own = sliced_count(sched, job->account);
+            if (best == NULL || own < *ret_own) {
+                best = job;
+                *ret_own = own;
+            }
+            if (own == 0) {
+                break;
+            }
+        }
+    }
+    return best;
+}
+
+void tv_sched_pick_start(struct tv_sched *sched)
+{
+    int32_t total = sliced_count(sched, NULL);
+    int32_t own = 0;
+    struct job *job = next_sliced(sched, &own);
+    while (job != NULL && (total < TV_SCHED_SLICED_MAX || (own == 0 && total < STARTED_MAX))) {
+        int prefills = job->own_context || job->round.kind == TV_CALL_EXTEND;
+        start(sched, job, prefills ? JOB_PREFILL : JOB_ROUND);
+        total++;
+        job = next_sliced(sched, &own);
+    }
+}
+
+struct job *tv_sched_pick_pages(struct tv_sched *sched)
+{
+    struct job *job = sched->queue.first;
+    while (job != NULL && !tv_sched_pages_only(job)) {
+        job = job->next;
+    }
+    if (job != NULL) {
+        start(sched, job, JOB_ROUND);
+    }
+    return job;
+}
+
+static int is_ready(const struct job *job)
+{
+    return !job->picked && (job->stage == JOB_ROUND ||
+                            (job->stage == JOB_QUEUED && job->round.kind == TV_CALL_VERIFY));
+}
+
+/* Since when each has been ready: from the start its call came, later from the last launch on. */
+static int32_t mark_ready(struct job *first, int64_t now_us)
+{
+    int32_t count = 0;
+    for (struct job *job = first; job != NULL; job = job->next) {
+        if (is_ready(job)) {
+            count++;
+            if (job->ready_us == 0) {
+                job->ready_us = job->stage == JOB_QUEUED ? job->call->received_us : now_us;
+            }
+        }
+    }
+    return count;
+}
+
+/* Bring who was away level with the others. */
+static void accounts_level(struct tv_sched *sched)
+{
+    int64_t floor = INT64_MAX;
+    const struct job *lists[2] = {sched->queue.first, sched->running.first};
+    for (int i = 0; i < 2; i++) {
+        for (const struct job *job = lists[i]; job != NULL; job = job->next) {
+            struct tv_account *account = job->account;
+            if (is_ready(job) || job->stage == JOB_PREFILL) {
+                if (account->served < sched->served_floor) {
+                    account->served = sched->served_floor;
+                }
+                floor = account->served < floor ? account->served : floor;
+            }
+        }
+    }
+    if (floor != INT64_MAX) {
+        sched->served_floor = floor;
+    }
+}
+
+/* Small rounds do not wait for a tree that takes most of a launch: it goes alone. */
+static int fits(const struct tv_sched *sched, const struct job *job, int32_t count, int32_t rows)
+{
+    return count == 0 ||
+           (job->nodes <= sched->launch_rows / 2 && job->nodes <= sched->launch_rows - rows);
+}
+
+static struct job *next_round(const struct tv_sched *sched, int32_t count, int32_t rows)
+{
+    struct job *best = NULL;
+    struct job *lists[2] = {sched->queue.first, sched->running.first};
+    for (int i = 0; i < 2; i++) {
+        for (struct job *job = lists[i]; job != NULL; job = job->next) {
+            if (!is_ready(job) || !fits(sched, job, count, rows)) {
+                continue;
+            }
+            if (best == NULL || job->account->served < best->account->served ||
+                (job->account->served == best->account->served && job->ready_us < best->ready_us)) {
+                best = job;
+            }
+        }
+    }
+    return best;
+}
+
+/* Under load, rounds that answer the last launches are on their way: 1 when it pays to wait. Idle
+ * means that no launch ended just now. */
+static int wait_for_more(const struct tv_sched *sched, int32_t ready, int64_t now_us,
+                         int64_t *wake_us)
+{
+    int32_t expected = sched->rounds_last[0] + sched->rounds_last[1];
+    int64_t window_us = sched->launch_took_us / 4;
+    if (window_us > sched->config->batch_window_us) {
+        window_us = sched->config->batch_window_us;
+    }
+    if (expected > sched->engine->requests_max) {
+        expected = sched->engine->requests_max;
+    }
+    int64_t until_us = sched->launched_us + window_us;
+    if (sched->launched_us == 0 || sched->rounds_last[0] + sched->rounds_last[1] < 3 ||
+        ready == 0 || ready >= expected || now_us >= until_us || sched->sliced != NULL) {
+        return 0;
+    }
+    for (const struct job *job = sched->running.first; job != NULL; job = job->next) {
+        if (job->stage == JOB_PREFILL) {
+            return 0; /* there is better to do than to wait */
+        }
+    }
+    *wake_us = until_us < *wake_us ? until_us : *wake_us;
+    return 1;
+}
+
+int32_t tv_sched_pick_launch(struct tv_sched *sched, int64_t now_us, int64_t *wake_us)
+{
+    int32_t count = 0, rows = 0;
+    int32_t ready = mark_ready(sched->queue.first, now_us);
+    ready += mark_ready(sched->running.first, now_us);
+    accounts_level(sched);
+    if (wait_for_more(sched, ready, now_us, wake_us)) {
+        return 0;
+    }
+    while (count < sched->engine->requests_max) {
+        struct job *job = next_round(sched, count, rows);
+        if (job == NULL) {
+            break;
+        }
+        if (job->stage == JOB_QUEUED) {
+            start(sched, job, JOB_ROUND);
+        }
+        job->picked = 1;
+        job->ready_us = 0;
+        job->account->served += job->nodes;
+        sched->batch[count++] = job;
+        rows += job->nodes;
+        if (job->nodes > sched->launch_rows / 2) {
+            break; /* alone */
+        }
+    }
+    return count;
+}
+
+struct job *tv_sched_pick_slice(struct tv_sched *sched, int64_t now_us, int32_t *ret_rows)
+{
+    struct job *best = NULL;
+    int about = sched->launched_us != 0 && now_us - sched->launched_us < ABOUT_US;
+    accounts_level(sched);
+    for (struct job *job = sched->running.first; job != NULL; job = job->next) {
+        if (job->stage == JOB_PREFILL &&
+            (best == NULL || job->account->served < best->account->served)) {
+            best = job;
+        }
+    }
+    if (best == NULL) {
+        return NULL;
+    }
+    tv_sched_job_list_remove(&sched->running, best); /* the next turn begins with others */
+    tv_sched_job_list_push(&sched->running, best);
+    int32_t rows = best->token_count - best->token_done;
+    int32_t rows_max = sched->engine->prefill_rows;
+    if (about && sched->launch_rows < rows_max) {
+        rows_max = sched->launch_rows;
+    }
+    *ret_rows = rows < rows_max ? rows : rows_max;
+    best->account->served += *ret_rows;
+    return best;
+}

@@ -1,0 +1,388 @@
+/*
+ * bench_sched.c - what sessions do to each other: small rounds beside long prompts, many sessions
+ * at once, and one principal against many sessions of another.
+ *
+ * usage: bench_sched [checkpoint folder [seconds [threads]]]. The scheduler and the engine of the
+ * daemon in this process, no sockets; a client is a thread that waits for its answer. Prints
+ * figures, judges nothing.
+ */
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "main.h"
+#include "sched/sched.h"
+
+#define SESSIONS_MAX 64
+#define SAMPLES_MAX  65536
+#define LEN_END      200 /* tokens before the model's end at which a session is opened anew */
+
+static struct tv_sched *sched;
+static struct tv_engine *engine;
+
+struct client {
+    const char *principal;
+    int32_t prefix, nodes; /* of a new session, of a round */
+    int64_t pause_us;      /* between two rounds at most; 0: none */
+    char id[32], epoch[17];
+    int32_t len, pending, seq;
+    uint32_t random;
+    int32_t rounds;
+    int64_t *latency_us; /* [SAMPLES_MAX], owned */
+    atomic_int *stop;
+    int64_t end_us;
+    pthread_t thread;
+};
+
+static void die(const char *what, const struct tv_call *call)
+{
+    (void)fprintf(stderr, "bench_sched: %s", what);
+    if (call != NULL) {
+        (void)fprintf(stderr, ": %.*s", (int)call->reply.body.bytes, call->reply.body.data);
+    }
+    (void)fprintf(stderr, "\n");
+    exit(1);
+}
+
+static void on_done(struct tv_call *call)
+{
+    (void)sem_post(call->owner); /* below its limit: one per call */
+}
+
+/* The answer of one call; *ret_us how long it took. */
+static struct tv_call *ask(const char *principal, enum tv_call_kind kind, const char *session,
+                           const char *body, int64_t *ret_us)
+{
+    struct tv_call *call = tv_call_create();
+    struct tv_problem problem = {0};
+    sem_t done;
+    if (call == NULL || sem_init(&done, 0, 0) != 0) {
+        die("no memory", NULL);
+    }
+    if (body != NULL && tv_request_decode(kind, body, strlen(body), tv_sched_limits(sched),
+                                          &call->request, &problem) != 0) {
+        die(problem.detail, NULL);
+    }
+    call->request.kind = kind;
+    (void)snprintf(call->request.session, sizeof call->request.session, "%s", session);
+    (void)snprintf(call->principal, sizeof call->principal, "%s", principal);
+    call->done = on_done;
+    call->owner = &done;
+    call->received_us = tv_clock_us();
+    if (tv_sched_submit(sched, call) != 0) {
+        while (sem_wait(&done) != 0) {
+            /* a signal came: go on waiting */
+        }
+    }
+    *ret_us = tv_clock_us() - call->received_us;
+    (void)sem_destroy(&done); /* nobody waits */
+    return call;
+}
+
+static const char *member(const char *body, const char *name)
+{
+    const char *at = strstr(body, name);
+    if (at == NULL) {
+        die(name, NULL);
+    }
+    return at + strlen(name);
+}
+
+/* What the next round needs to know of this answer. */
+static void learn(struct client *client, struct tv_call *call)
+{
+    char *body = strndup(call->reply.body.data, call->reply.body.bytes);
+    if (body == NULL) {
+        die("no memory", NULL);
+    }
+    client->len = (int32_t)strtol(member(body, "\"committed_len\":"), NULL, 10);
+    client->pending = (int32_t)strtol(member(body, "\"pending\":"), NULL, 10);
+    client->seq = (int32_t)strtol(member(body, "\"next_seq\":"), NULL, 10);
+    if (call->request.kind == TV_CALL_CREATE) {
+        (void)snprintf(client->id, sizeof client->id, "%.*s",
+                       (int)strcspn(member(body, "\"session\":\""), "\""),
+                       member(body, "\"session\":\""));
+        (void)snprintf(client->epoch, sizeof client->epoch, "%.*s",
+                       (int)strcspn(member(body, "\"epoch\":\""), "\""),
+                       member(body, "\"epoch\":\""));
+    }
+    free(body);
+}
+
+static uint32_t draw(struct client *client, uint32_t limit)
+{
+    client->random = client->random * 1664525u + 1013904223u;
+    return (client->random >> 8) % limit;
+}
+
+static void session_close(struct client *client)
+{
+    int64_t us;
+    if (client->id[0] != '\0') {
+        tv_call_destroy(ask(client->principal, TV_CALL_DELETE, client->id, NULL, &us));
+        client->id[0] = '\0';
+    }
+}
+
+/* Microseconds of the create. */
+static int64_t session_open(struct client *client)
+{
+    char *body = NULL;
+    size_t bytes = 0;
+    int64_t us;
+    session_close(client);
+    FILE *text = open_memstream(&body, &bytes);
+    if (text == NULL) {
+        die("no memory", NULL);
+    }
+    (void)fprintf(text, "{\"sampling\":{\"rule\":\"greedy\"},\"lease_s\":3600,\"tokens\":[%d",
+                  (int)draw(client, 250));
+    for (int32_t i = 1; i < client->prefix; i++) {
+        (void)fprintf(text, ",%d", (int)draw(client, 250));
+    }
+    (void)fprintf(text, "]}");
+    (void)fclose(text); /* a memory stream; body is checked by the decoder */
+    struct tv_call *call = ask(client->principal, TV_CALL_CREATE, "", body, &us);
+    if (call->reply.http_status != 201) {
+        die("create", call);
+    }
+    learn(client, call);
+    tv_call_destroy(call);
+    free(body);
+    return us;
+}
+
+static int64_t round_run(struct client *client)
+{
+    char body[2048];
+    int64_t us;
+    if (client->len > engine->max_len - LEN_END) {
+        (void)session_open(client);
+    }
+    int at = snprintf(body, sizeof body,
+                      "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"deadline_ms\":600000,"
+                      "\"tree\":{\"tokens\":[%d",
+                      client->seq, client->epoch, client->len, client->pending);
+    for (int32_t i = 1; i < client->nodes; i++) {
+        at += snprintf(body + at, sizeof body - (size_t)at, ",%d", (int)draw(client, 250));
+    }
+    at += snprintf(body + at, sizeof body - (size_t)at, "],\"parents\":[-1");
+    for (int32_t i = 1; i < client->nodes; i++) {
+        at += snprintf(body + at, sizeof body - (size_t)at, ",%d", i - 1);
+    }
+    (void)snprintf(body + at, sizeof body - (size_t)at, "]}}");
+    struct tv_call *call = ask(client->principal, TV_CALL_VERIFY, client->id, body, &us);
+    if (call->reply.http_status != 200) {
+        die("verify", call);
+    }
+    learn(client, call);
+    tv_call_destroy(call);
+    return us;
+}
+
+static void pause_us(int64_t us)
+{
+    struct timespec left = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
+    (void)nanosleep(&left, NULL); /* a shorter pause does no harm */
+}
+
+static void *client_main(void *context)
+{
+    struct client *client = context;
+    while (client->stop != NULL ? !atomic_load(client->stop) : tv_clock_us() < client->end_us) {
+        int64_t us = round_run(client);
+        if (client->rounds < SAMPLES_MAX) {
+            client->latency_us[client->rounds++] = us;
+        }
+        if (client->pause_us > 0) {
+            pause_us((int64_t)draw(client, (uint32_t)client->pause_us));
+        }
+    }
+    return NULL;
+}
+
+static void client_make(struct client *client, const char *principal, int32_t prefix, int32_t nodes,
+                        uint32_t seed)
+{
+    *client = (struct client){
+        .principal = principal, .prefix = prefix, .nodes = nodes, .random = seed + 1};
+    client->latency_us = malloc(SAMPLES_MAX * sizeof *client->latency_us);
+    if (client->latency_us == NULL) {
+        die("no memory", NULL);
+    }
+    (void)session_open(client);
+}
+
+static void client_finish(struct client *client)
+{
+    session_close(client);
+    free(client->latency_us);
+}
+
+static int by_value(const void *left, const void *right)
+{
+    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+    return (a > b) - (a < b);
+}
+
+/* Median, 99th percentile and largest of the clients' rounds, in ms; they are sorted. */
+struct spread {
+    int32_t rounds;
+    double p50, p99, max;
+};
+
+static struct spread spread_of(const struct client *clients, int32_t count)
+{
+    struct spread spread = {0};
+    int64_t *all = NULL;
+    size_t rounds = 0;
+    for (int32_t i = 0; i < count; i++) {
+        rounds += (size_t)clients[i].rounds;
+    }
+    all = malloc((rounds + 1) * sizeof *all);
+    if (all == NULL || rounds == 0) {
+        die("no rounds", NULL);
+    }
+    rounds = 0;
+    for (int32_t i = 0; i < count; i++) {
+        memcpy(all + rounds, clients[i].latency_us, (size_t)clients[i].rounds * sizeof *all);
+        rounds += (size_t)clients[i].rounds;
+    }
+    qsort(all, rounds, sizeof *all, by_value);
+    spread.rounds = (int32_t)rounds;
+    spread.p50 = (double)all[rounds / 2] * 1e-3;
+    spread.p99 = (double)all[rounds * 99 / 100] * 1e-3;
+    spread.max = (double)all[rounds - 1] * 1e-3;
+    free(all);
+    return spread;
+}
+
+/* Prompts of `length` tokens, one after the other, of another principal. */
+struct prompts {
+    int32_t length, count; /* count 0: until stop */
+    atomic_int stop;
+    int64_t tokens, us;
+};
+
+static void *prompts_main(void *context)
+{
+    struct prompts *prompts = context;
+    struct client client = {
+        .principal = "prompts", .prefix = prompts->length, .nodes = 1, .random = 99};
+    for (int32_t i = 0; i < prompts->count; i++) {
+        prompts->us += session_open(&client);
+        prompts->tokens += prompts->length;
+    }
+    session_close(&client);
+    atomic_store(&prompts->stop, 1);
+    return NULL;
+}
+
+/* Small rounds alone, then while prompts of 32k tokens in all are prefilled. */
+static void beside_prompts(int32_t prefix, int32_t nodes, int32_t length, double seconds)
+{
+    struct client client;
+    struct prompts prompts = {.length = length, .count = (32768 + length - 1) / length};
+    pthread_t thread;
+    client_make(&client, "rounds", prefix, nodes, 7);
+    client.pause_us = 4000;
+    client.end_us = tv_clock_us() + (int64_t)(seconds * 1e6);
+    (void)client_main(&client);
+    struct spread idle = spread_of(&client, 1);
+    client.rounds = 0;
+    client.stop = &prompts.stop;
+    if (pthread_create(&thread, NULL, prompts_main, &prompts) != 0) {
+        die("no thread", NULL);
+    }
+    (void)client_main(&client);
+    (void)pthread_join(thread, NULL); /* ours and joinable */
+    struct spread busy = spread_of(&client, 1);
+    (void)printf("%d nodes at prefix %d: p50 %.2f p99 %.2f ms; beside %d prompts of %d tokens: p50 "
+                 "%.2f p99 %.2f max %.2f ms (%d rounds), p99 x %.2f; prefill %.0f tokens/s\n",
+                 nodes, prefix, idle.p50, idle.p99, prompts.count, length, busy.p50, busy.p99,
+                 busy.max, busy.rounds, busy.p99 / idle.p99,
+                 (double)prompts.tokens * 1e6 / (double)prompts.us);
+    client_finish(&client);
+}
+
+static void run_all(struct client *clients, int32_t count, double seconds)
+{
+    int64_t end_us = tv_clock_us() + (int64_t)(seconds * 1e6);
+    for (int32_t i = 0; i < count; i++) {
+        clients[i].end_us = end_us;
+        if (pthread_create(&clients[i].thread, NULL, client_main, &clients[i]) != 0) {
+            die("no thread", NULL);
+        }
+    }
+    for (int32_t i = 0; i < count; i++) {
+        (void)pthread_join(clients[i].thread, NULL); /* ours and joinable */
+    }
+}
+
+/* `count` sessions in closed loops; the first of them of a principal of its own when `apart`. */
+static void together(int32_t count, int32_t nodes, int apart, double seconds)
+{
+    static struct client clients[SESSIONS_MAX];
+    int32_t least = INT32_MAX, most = 0;
+    for (int32_t i = 0; i < count; i++) {
+        client_make(&clients[i], apart && i == 0 ? "one" : "many", 64, nodes, (uint32_t)i);
+    }
+    run_all(clients, count, seconds);
+    for (int32_t i = 0; i < count; i++) {
+        least = clients[i].rounds < least ? clients[i].rounds : least;
+        most = clients[i].rounds > most ? clients[i].rounds : most;
+    }
+    struct spread all = spread_of(clients, count);
+    (void)printf(
+        "%d sessions of %d nodes%s: %.1f rounds/s; wait p50 %.2f p99 %.2f max %.2f ms (max "
+        "%.1f x p50); rounds of a session %d to %d\n",
+        count, nodes, apart ? ", one of another principal" : "", (double)all.rounds / seconds,
+        all.p50, all.p99, all.max, all.max / all.p50, least, most);
+    if (apart) {
+        struct spread one = spread_of(clients, 1);
+        (void)printf("  the one: %.1f rounds/s, p50 %.2f p99 %.2f ms\n",
+                     (double)one.rounds / seconds, one.p50, one.p99);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        client_finish(&clients[i]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static struct tv_config config;
+    char error[600] = "";
+    static char words[9][4096];
+    char *args[9];
+    const char *texts[9] = {
+        "bench_sched", "--model", argc > 1 ? argv[1] : "", "--threads", argc > 3 ? argv[3] : "0",
+        "--pages",     "4096",    "--log-level",           "error"};
+    for (int i = 0; i < 9; i++) {
+        (void)snprintf(words[i], sizeof words[i], "%s", texts[i]);
+        args[i] = words[i];
+    }
+    double seconds = argc > 2 ? strtod(argv[2], NULL) : 3.0;
+    if (tv_config_load(&config, 9, args, error, sizeof error) != 0 ||
+        tv_main_engine_open(&config, &engine, error, sizeof error) != 0) {
+        die(error, NULL);
+    }
+    if (tv_sched_create(&config, engine, NULL, &sched) != 0) {
+        die("no scheduler", NULL);
+    }
+    beside_prompts(64, 8, 512, seconds);
+    beside_prompts(64, 8, 3584, seconds);
+    beside_prompts(3000, 8, 3584, seconds);
+    together(1, 16, 0, seconds);
+    together(4, 16, 0, seconds);
+    together(64, 16, 0, seconds);
+    together(64, 16, 1, seconds);
+    tv_sched_destroy(sched);
+    tv_main_engine_close(engine);
+    return 0;
+}

@@ -1,0 +1,154 @@
+/*
+ * test_verify_between.c - rounds of other sessions in the middle of a prefill pass: neither the
+ * pass nor the rounds can be told from those that ran alone, bit for bit.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine_fixture.h"
+
+#define PROMPT  150
+#define PREFIX  40
+#define NODES   24
+#define ROUNDS  3
+#define VISITED 8 /* calls of between that do something */
+
+/* A session whose rounds run between, and what they answered. */
+struct visitor {
+    struct tv_engine *engine;
+    struct tv_context *context;
+    struct tv_tree trees[ROUNDS];
+    float *logits[ROUNDS]; /* [NODES, vocab] */
+    int32_t accepted[ROUNDS], pending[ROUNDS];
+    int32_t rounds, calls;
+};
+
+static void visitor_open(struct visitor *visitor, struct tv_engine *engine)
+{
+    struct tv_test_random random = {.state = 77};
+    struct tv_round_rule rule = tv_test_greedy(engine);
+    int32_t prefix[PREFIX];
+    *visitor = (struct visitor){.engine = engine, .context = tv_test_context(engine)};
+    tv_test_prefix_fill(prefix, PREFIX, engine->vocab, 5);
+    (void)tv_test_prefill(engine, visitor->context, prefix, PREFIX, &rule);
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        tv_test_tree_random(&visitor->trees[i], NODES, engine->vocab, 9 + i, &random);
+        visitor->logits[i] = malloc(NODES * (size_t)engine->vocab * sizeof(float));
+        assert_non_null(visitor->logits[i]);
+    }
+}
+
+static void visitor_close(struct visitor *visitor)
+{
+    visitor->engine->ops->context_close(visitor->engine, visitor->context);
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        tv_tree_finish(&visitor->trees[i]);
+        free(visitor->logits[i]);
+    }
+}
+
+/* One round, committed: the next one depends on it. */
+static void visit(struct visitor *visitor)
+{
+    struct tv_round_rule rule = tv_test_greedy(visitor->engine);
+    struct tv_round_out out;
+    int32_t i = visitor->rounds;
+    memset(&out, 0, sizeof out);
+    tv_test_verify(visitor->engine, visitor->context, &visitor->trees[i], &rule, 1, &out);
+    memcpy(visitor->logits[i], out.logits, NODES * (size_t)visitor->engine->vocab * sizeof(float));
+    visitor->accepted[i] = out.accepted_count;
+    visitor->pending[i] = out.end.token;
+    visitor->rounds++;
+}
+
+static void between(void *context)
+{
+    struct visitor *visitor = context;
+    if (visitor->calls % 3 == 1 && visitor->rounds < ROUNDS) {
+        visit(visitor);
+    }
+    visitor->calls++;
+}
+
+static void visitors_equal(const struct visitor *left, const struct visitor *right)
+{
+    size_t bytes = NODES * (size_t)left->engine->vocab * sizeof(float);
+    assert_int_equal(left->rounds, ROUNDS);
+    assert_int_equal(right->rounds, ROUNDS);
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        assert_memory_equal(left->logits[i], right->logits[i], bytes);
+        assert_int_equal(left->accepted[i], right->accepted[i]);
+        assert_int_equal(left->pending[i], right->pending[i]);
+    }
+}
+
+/* The prompt's own round afterwards shows its KV rows. */
+static void prompt_run(struct tv_engine *engine, struct visitor *host)
+{
+    int32_t prompt[PROMPT];
+    struct tv_round_rule rule = tv_test_greedy(engine);
+    tv_test_prefix_fill(prompt, PROMPT, engine->vocab, 6);
+    int32_t drawn = tv_test_prefill(engine, host->context, prompt, PROMPT, &rule);
+    host->pending[ROUNDS - 1] = drawn;
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        visit(host);
+    }
+}
+
+static void run(const char *model, const char *backend)
+{
+    struct tv_engine_fixture fixture;
+    const struct tv_engine_fixture_options options = {.model = model, .backend = backend};
+    struct visitor alone, guest, host_alone, host;
+    tv_engine_fixture_open(&fixture, &options);
+    struct tv_engine *engine = fixture.engine;
+    visitor_open(&alone, engine);
+    visitor_open(&guest, engine);
+    visitor_open(&host_alone, engine);
+    visitor_open(&host, engine);
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        visit(&alone);
+    }
+    prompt_run(engine, &host_alone);
+    assert_int_equal(guest.calls, 0);
+    engine->between = between;
+    engine->between_context = &guest;
+    prompt_run(engine, &host);
+    engine->between = NULL;
+    assert_true(guest.calls >= VISITED); /* it could be interrupted */
+    visitors_equal(&alone, &guest);
+    visitors_equal(&host_alone, &host);
+    visitor_close(&alone);
+    visitor_close(&guest);
+    visitor_close(&host_alone);
+    visitor_close(&host);
+    tv_engine_fixture_close(&fixture);
+}
+
+static void rounds_between_are_rounds_alone(void **state)
+{
+    (void)state;
+    run("v2lite", "cpu");
+    run("v3", "cpu");
+}
+
+static void the_reference_backend_does_the_same(void **state)
+{
+    (void)state;
+    run("v2lite", "ref");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rounds_between_are_rounds_alone),
+        cmocka_unit_test(the_reference_backend_does_the_same),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
