@@ -43,7 +43,7 @@ build() {
 
 count() {
     python3 - "$failed_builds" "${logs[@]}" <<'PY'
-import json, sys
+import json, re, sys
 passed, failed, skipped = 0, int(sys.argv[1]), 0
 for path in sys.argv[2:]:
     try:
@@ -56,6 +56,9 @@ for path in sys.argv[2:]:
         test = json.loads(line)
         if test["result"] in ("OK", "EXPECTEDFAIL"):
             passed += 1
+            parts = re.search(r"OK \(skipped=(\d+)\)", test.get("stderr") or test.get("stdout") or "")
+            if parts:
+                print(f"skipped: {path.split('/')[1]}: {parts[1]} of the parts of {test['name']}")
         elif test["result"] in ("SKIP", "IGNORED"):
             skipped += 1
             print(f"skipped: {path.split('/')[1]}: {test['name']}")
@@ -99,6 +102,8 @@ for name in $wanted; do
         if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
             test_options=(--suite gpu)
             build cuda "${TV_TEST_SCALE:-1}" -Dcuda=enabled
+        else
+            echo "== cuda: no nvcc, nothing is built"
         fi
         ;;
     *)

@@ -32,7 +32,7 @@ class Chain:
         self.drafter = drafter
 
     def draft(self, tokens, nodes, depth):
-        tree = self.drafter.draft(tokens, 4 * nodes, depth)
+        tree = self.drafter.draft(tokens, min(4 * nodes, 64), depth)
         node, path = 0, [int(tree.tokens[0])]
         while len(path) <= nodes:
             children = [n for n in range(len(tree)) if int(tree.parents[n]) == node]

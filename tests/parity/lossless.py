@@ -69,13 +69,16 @@ class Drafter:
         return drafts, parents
 
 
-def speculate(session, drafter, count):
-    """Verify rounds until `count` tokens; returns text and the number of rounds."""
+def speculate(session, drafter, count, replays=False):
+    """Verify rounds until `count` tokens, every third one sent twice with `replays`; returns text and the number
+    of rounds."""
     rounds = 0
     while len(session.text) < count:
         drafts, parents = drafter.tree(len(session.text))
         session.verify(drafts, parents)
         rounds += 1
+        if replays and rounds % 3 == 0:
+            session.verify_again()
     return session.text[:count], rounds
 
 
@@ -135,9 +138,9 @@ def greedy(tally, client, prompts, count, vocab):
 SEEDED = {"temperature": 0.8, "top_p": 0.95}
 
 
-def seeded_text(client, prompt, shape, expected, count, vocab):
+def seeded_text(client, prompt, shape, expected, count, vocab, replays=False):
     session = Session(client, prompt, sampling=dict(SEEDED, seed=SEED))
-    text, _ = speculate(session, Drafter(shape, expected, vocab, 3), count)
+    text, _ = speculate(session, Drafter(shape, expected, vocab, 3), count, replays)
     session.close()
     return text
 
@@ -177,6 +180,8 @@ def seeded(tally, client, prompts, count, vocab):
         for shape in ("chain", "star", "random"):
             got = seeded_text(client, prompt, shape, text, count, vocab)
             tally.compare(f"b20 seeded prompt {number} {shape}", text, got, client, prompt, SEEDED)
+        got = seeded_text(client, prompt, "random", text, count, vocab, replays=True)
+        tally.compare(f"b20 seeded prompt {number} with replays", text, got, client, prompt, SEEDED)
     return plain
 
 

@@ -154,10 +154,16 @@ class Session:
     def verify(self, drafts, parents, **fields):
         """drafts/parents without node 0: parents count node 0 as 0. Adds new tokens to .text."""
         tree = {"tokens": [self.state["pending"], *drafts], "parents": [-1, *parents]}
-        path = f"/v1/sessions/{self.id}/verify"
-        answer = self.client.post(path, dict(self._base(), tree=tree, **fields))
+        self.sent = (f"/v1/sessions/{self.id}/verify", dict(self._base(), tree=tree, **fields))
+        answer = self.client.post(*self.sent)
         self.text += answer["new_tokens"]
         return self._follow(answer)
+
+    def verify_again(self):
+        """The last verify once more, as after a lost answer: the kept one comes back and nothing moves."""
+        answer = self.client.post(*self.sent)
+        if answer != dict(self.state, replayed=True):
+            raise AssertionError(f"a replay differs: {answer}, not {self.state}")
 
     def decode(self, count):
         path = f"/v1/sessions/{self.id}/decode"
