@@ -68,7 +68,7 @@ def rounds_of(daemon):
 
 def await_rounds(client, count):
     """Totals once so many judgements are in; the oracles run behind the answers."""
-    ends_at = time.monotonic() + 60
+    ends_at = time.monotonic() + 300  # under a sanitizer, on a loaded machine
     while True:
         totals = client.get("/v1/parity")
         if sum(totals["rounds"].values()) >= count or time.monotonic() > ends_at:
@@ -148,13 +148,11 @@ class ShadowTest(unittest.TestCase):
             env = {"TV_PLANT": "commit", "XDG_STATE_HOME": folder}
             with start(PLANTED, "--shadow", "all", "--shadow-path-p", "1", env=env) as daemon:
                 client = daemon.client()
-                session = Session(client, list(range(20)), sampling=greedy)
-                root = {"tokens": [session.state["pending"]], "parents": [-1]}
-                drawn = client.post("/v1/verify", {"tokens": list(range(20)), "tree": root, "sampling": greedy})["pending"]
-                await_rounds(client, 2)
+                session = Session(client, [3, 4, 5], sampling=greedy)
+                drawn = Session(client, [3, 4, 5, session.state["pending"]], sampling=greedy).state["pending"]
                 answer = session.verify([(drawn + 1) % VOCAB, drawn], [0, 0])
                 self.assertEqual((answer["new_tokens"][0], len(answer["new_tokens"])), (drawn, 2))
-                totals = await_rounds(client, 4)
+                totals = await_rounds(client, 2)  # no prompt is judged
                 self.assertEqual(totals["rounds"]["violation"], 2, totals)
                 self.assertEqual({entry["kind"] for entry in totals["violations"]}, {"path"})
                 kept = os.path.join(folder, "treeverify", "violation-00000001.json")

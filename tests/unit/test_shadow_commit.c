@@ -64,7 +64,6 @@ static void stage_open(struct stage *stage, enum tv_dtype dtype, int as_device, 
 
 static void stage_close(struct stage *stage)
 {
-    *stage->bench.fixture.base.kernels = stage->sound;
     bench_close(&stage->bench);
 }
 
@@ -184,7 +183,7 @@ static void both_oracles_count_it(void **state)
     stage_open(&stage, TV_F32, 0, 1.0);
     move_fails(&stage);
     (void)round_judged(&stage.bench);
-    *stage.bench.fixture.base.kernels = stage.sound;
+    stage.bench.fixture.base.kernels->kv_move = stage.sound.kv_move; /* the oracle reads others */
     (void)round_judged(&stage.bench); /* its first word comes after the last one of the other */
     struct tv_parity_totals totals = totals_of(&stage.bench, violations);
     assert_int_equal(totals.violation, 2);
