@@ -100,11 +100,18 @@ static TV_REQUEST_READER(read_round_rule)
         "rule", 0, read_round_rule, AT(rule), 0, 0                                                 \
     }
 static const struct tv_request_field verify_fields[] = {
-    SEQ,          EPOCH,
-    EXPECTED_LEN, EXPECTED_DIGEST,
-    TREE(1),      {"if", 0, tv_request_read_if, 0, 0, 0},
-    ROUND_RULE,   WANT,
-    DEADLINE,     LEASE(0),
+    SEQ,
+    EPOCH,
+    EXPECTED_LEN,
+    EXPECTED_DIGEST,
+    TREE(1),
+    {"if", 0, tv_request_read_if, 0, 0, 0},
+    ROUND_RULE,
+    {"commit", 0, tv_request_read_commit, 0, 0, 0},
+    {"commit_prev", 0, tv_request_read_commit_prev, 0, 0, 0},
+    WANT,
+    DEADLINE,
+    LEASE(0),
     ACK,
 };
 static TV_REQUEST_READER(read_optional_len)
@@ -122,6 +129,7 @@ static const struct tv_request_field alternatives_fields[] = {
     {"if", 1, tv_request_read_if_seq, 0, 0, 0},
     {"alternatives", 1, tv_request_read_alternatives, 0, 0, 0},
     ROUND_RULE,
+    {"commit", 0, tv_request_read_commit, 0, 0, 0},
     WANT,
     DEADLINE,
     LEASE(0),
@@ -171,6 +179,15 @@ static const struct tv_request_field fork_fields[] = {
     {"seed", 0, tv_request_read_seed, AT(sampling), 0, 0},
     LEASE(0),
 };
+static const struct tv_request_field commit_fields[] = {
+    SEQ,
+    EPOCH,
+    {"path", 1, tv_request_read_path, 0, 0, 0},
+    {"next", 0, tv_request_read_next, 0, 0, 0},
+    DEADLINE,
+    LEASE(0),
+    ACK,
+};
 static const struct tv_request_field renew_fields[] = {LEASE(1)};
 static const struct tv_request_field oneshot_fields[] = {
     TOKENS, TOKENS_B64, TREE(1), SAMPLING, WANT, DEADLINE,
@@ -198,14 +215,14 @@ static const struct tv_request_field parity_session_fields[] = {
 const char *tv_rule_name(enum tv_rule rule)
 {
     static const char *const names[TV_RULE_COUNT] = {"target_walk", "greedy", "ratio_wor",
-                                                     "typical"};
+                                                     "typical", "client"};
 
     return names[rule];
 }
 
 int tv_rule_lossless(enum tv_rule rule)
 {
-    return rule != TV_RULE_TYPICAL;
+    return rule != TV_RULE_TYPICAL && rule != TV_RULE_CLIENT;
 }
 
 const char *tv_tensor_dtype_name(enum tv_tensor_dtype dtype)
@@ -309,6 +326,11 @@ static int read_oneshot(struct tv_request_reader *reader, const struct tv_json_v
     const struct tv_request *request = reader->request;
     int rc = read_prompt(reader, root, fields, count, 1);
 
+    if (rc == 0 && request->sampling.rule == TV_RULE_CLIENT) {
+        tv_problem_set(reader->problem, TV_WRONG_VALUE, "/sampling/rule",
+                       "/sampling/rule: client needs a session, which can hold a round");
+        return -EINVAL;
+    }
     if (rc == 0) {
         rc = check_context(reader);
     }
@@ -355,10 +377,25 @@ static int read_verify(struct tv_request_reader *reader, const struct tv_json_va
     } else {
         rc = tv_request_read_object(reader, root, verify_fields, COUNT_OF(verify_fields), request);
     }
-    rc = rc < 0 ? rc : tv_request_check_if(reader);
+    if (rc == 0) {
+        rc = tv_request_check_if(reader);
+    }
+    if (rc == 0) {
+        rc = tv_request_check_path(reader, "/commit_prev");
+    }
     return rc < 0 || !request->has_rule
                ? rc
                : tv_request_check_draft(request, request->rule, reader->problem);
+}
+
+static int read_commit(struct tv_request_reader *reader, const struct tv_json_value *root)
+{
+    struct tv_request *request = reader->request;
+    int rc;
+
+    request->len_implied = 1; /* the held round says it */
+    rc = tv_request_read_object(reader, root, commit_fields, COUNT_OF(commit_fields), request);
+    return rc < 0 ? rc : tv_request_check_path(reader, "");
 }
 
 static int read_body(struct tv_request_reader *reader, const struct tv_json_value *root)
@@ -375,6 +412,8 @@ static int read_body(struct tv_request_reader *reader, const struct tv_json_valu
     case TV_CALL_DECODE:
         return tv_request_read_object(reader, root, decode_fields, COUNT_OF(decode_fields),
                                       request);
+    case TV_CALL_COMMIT:
+        return read_commit(reader, root);
     case TV_CALL_ROLLBACK:
         return tv_request_read_object(reader, root, rollback_fields, COUNT_OF(rollback_fields),
                                       request);
@@ -447,6 +486,7 @@ void tv_request_finish(struct tv_request *request)
     }
     free(request->alternatives);
     free(request->tokens);
+    free(request->path);
     free(request->want.rows.nodes);
     free(request->want.logits_rows.nodes);
     free(request->tensor_rows.nodes);

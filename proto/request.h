@@ -23,6 +23,7 @@ enum tv_call_kind {
     TV_CALL_VERIFY,           /* POST   /v1/sessions/{id}/verify */
     TV_CALL_EXTEND,           /* POST   /v1/sessions/{id}/extend */
     TV_CALL_DECODE,           /* POST   /v1/sessions/{id}/decode */
+    TV_CALL_COMMIT,           /* POST   /v1/sessions/{id}/commit */
     TV_CALL_ROLLBACK,         /* POST   /v1/sessions/{id}/rollback */
     TV_CALL_FORK,             /* POST   /v1/sessions/{id}/fork */
     TV_CALL_RENEW,            /* POST   /v1/sessions/{id}/renew */
@@ -43,6 +44,7 @@ enum tv_rule {
     TV_RULE_GREEDY,
     TV_RULE_RATIO_WOR,
     TV_RULE_TYPICAL,
+    TV_RULE_CLIENT, /* nothing is drawn: the client settles the round */
     TV_RULE_COUNT,
 };
 const char *tv_rule_name(enum tv_rule rule);
@@ -132,6 +134,13 @@ struct tv_request {
     struct tv_guess guess;               /* of `tree`; unused with alternatives */
     struct tv_alternative *alternatives; /* [alternative_count], owned; instead of `tree` */
     int32_t alternative_count;
+    int hold;     /* verify: commit "hold" */
+    int has_prev; /* verify: commit_prev, which settles the held round prev_seq */
+    int32_t prev_seq;
+    int32_t *path; /* [path_count], owned: commit, commit_prev; empty: nothing of it stays */
+    int32_t path_count;
+    int has_next; /* with a path: the token that is pending behind it */
+    int32_t next;
     struct tv_want want;
     int32_t deadline_ms, lease_s; /* lease_s 0 = absent */
     int32_t ack;                  /* 0 = absent */

@@ -298,5 +298,5 @@ TV_REQUEST_READER(tv_request_read_rule)
         }
     }
     return tv_request_refuse(reader, TV_WRONG_VALUE,
-                             "target_walk, greedy, ratio_wor or typical is expected");
+                             "target_walk, greedy, ratio_wor, typical or client is expected");
 }

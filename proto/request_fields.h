@@ -81,6 +81,12 @@ TV_REQUEST_READER(tv_request_read_q_dense);
 /* Base64 of little-endian words of 4 bytes: *ret_words malloc'd, the caller's. */
 int tv_request_read_words(struct tv_request_reader *reader, const struct tv_json_value *value,
                           uint32_t **ret_words, size_t *ret_count);
+TV_REQUEST_READER(tv_request_read_commit);      /* "auto" or "hold" */
+TV_REQUEST_READER(tv_request_read_commit_prev); /* seq, path, next */
+TV_REQUEST_READER(tv_request_read_path);
+TV_REQUEST_READER(tv_request_read_next);
+/* A path with its next token, or neither; pointer: of the object they stand in. */
+int tv_request_check_path(struct tv_request_reader *reader, const char *pointer);
 
 /* 0 when text is one of the names, -EINVAL otherwise. */
 int tv_request_dtype_from(const char *text, enum tv_tensor_dtype *ret_dtype);

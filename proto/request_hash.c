@@ -136,6 +136,11 @@ static void put_fixed(struct gather *gather, const struct tv_request *request)
     put32(gather, request->guess.leaf);
     put32(gather, request->guess.pending);
     put32(gather, request->alternative_count);
+    put32(gather, request->hold);
+    put32(gather, request->has_prev);
+    put32(gather, request->prev_seq);
+    put32(gather, request->has_next);
+    put32(gather, request->next);
 }
 
 static void hash_alternative(struct sha256_ctx *hash, const struct tv_alternative *alternative)
@@ -165,6 +170,7 @@ void tv_request_hash(struct tv_request *request)
     hash_ints(&hash, request->tree.tokens, request->tree.count);
     hash_ints(&hash, request->tree.parents, request->tree.count);
     hash_draft(&hash, &request->tree);
+    hash_ints(&hash, request->path, request->path_count);
     for (int32_t i = 0; i < request->alternative_count; i++) {
         hash_alternative(&hash, &request->alternatives[i]);
     }

@@ -66,7 +66,11 @@ void tv_write_state(struct tv_buf *buf, const struct tv_session_state *state)
     tv_write_raw(buf, ",\"next_seq\":");
     tv_write_int(buf, state->next_seq);
     tv_write_finish(buf, state->finish);
-    tv_write_raw(buf, ",\"held_seq\":null,\"lease_expires_at\":");
+    if (state->held_seq > 0) {
+        tv_buf_printf(buf, ",\"held_seq\":%d,\"lease_expires_at\":", (int)state->held_seq);
+    } else {
+        tv_write_raw(buf, ",\"held_seq\":null,\"lease_expires_at\":");
+    }
     tv_write_time(buf, state->lease_expires_unix_ms);
     tv_write_raw(buf, ",\"sampling\":");
     tv_write_sampling(buf, &state->sampling);
@@ -183,7 +187,16 @@ static void write_stats(struct tv_buf *buf, const struct tv_round *round)
 /* Members of verify, extend, decode and the one-shot call from "accepted" to "digest". */
 static void write_outcome(struct tv_buf *buf, const struct tv_round *round)
 {
-    if (round->kind == TV_CALL_VERIFY || round->kind == TV_CALL_ONESHOT) {
+    if (round->rule == TV_RULE_CLIENT && round->held) { /* nothing is proposed */
+        tv_write_raw(buf, "\"accepted\":null,\"pending\":null,\"new_tokens\":null"
+                          ",\"committed_len\":");
+        tv_write_int(buf, round->committed_len);
+        tv_write_raw(buf, ",\"digest\":");
+        tv_write_hex(buf, round->digest, sizeof(round->digest));
+        return;
+    }
+    if (round->kind == TV_CALL_COMMIT || round->kind == TV_CALL_VERIFY ||
+        round->kind == TV_CALL_ONESHOT) {
         tv_write_raw(buf, "\"accepted\":{\"nodes\":");
         tv_write_ints(buf, round->accepted_nodes, round->accepted_count);
         tv_write_raw(buf, ",\"tokens\":");
@@ -200,12 +213,13 @@ static void write_outcome(struct tv_buf *buf, const struct tv_round *round)
     tv_write_hex(buf, round->digest, sizeof(round->digest));
 }
 
+/* What the client decides is its own duty. */
 static void write_rule(struct tv_buf *buf, const struct tv_round *round)
 {
     tv_write_raw(buf, ",\"rule\":");
     tv_write_text(buf, tv_rule_name(round->rule));
     tv_write_raw(buf, ",\"lossless\":");
-    tv_write_flag(buf, tv_rule_lossless(round->rule));
+    tv_write_flag(buf, tv_rule_lossless(round->rule) && !round->deviates);
 }
 
 static void write_margin(struct tv_buf *buf, const struct tv_round *round)
@@ -302,7 +316,9 @@ void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int repla
     tv_write_raw(buf, "{\"seq\":");
     tv_write_int(buf, round->seq);
     tv_write_raw(buf, ",\"status\":");
-    tv_write_text(buf, round->finish == TV_FINISH_NONE ? "committed" : "finished");
+    tv_write_text(buf, round->held                       ? "held"
+                       : round->finish == TV_FINISH_NONE ? "committed"
+                                                         : "finished");
     tv_write_raw(buf, ",");
     if (round->has_alternative) {
         tv_buf_printf(buf, "\"alternative\":%d,", (int)round->alternative);
@@ -311,10 +327,12 @@ void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int repla
     tv_write_raw(buf, ",\"next_seq\":");
     tv_write_int(buf, round->next_seq);
     write_rule(buf, round);
-    tv_write_finish(buf, round->finish);
-    write_margin(buf, round);
-    write_wanted(buf, round);
-    write_stats(buf, round);
+    tv_write_finish(buf, round->held ? TV_FINISH_NONE : round->finish);
+    if (round->kind != TV_CALL_COMMIT) { /* which ran nothing */
+        write_margin(buf, round);
+        write_wanted(buf, round);
+        write_stats(buf, round);
+    }
     tv_write_raw(buf, ",\"lease_expires_at\":");
     tv_write_time(buf, round->lease_expires_unix_ms);
     tv_write_raw(buf, ",\"replayed\":");

@@ -45,6 +45,7 @@ struct tv_session_state {
     int32_t pending;
     int32_t next_seq;
     enum tv_finish finish;
+    int32_t held_seq; /* 0: no round is held */
     int64_t lease_expires_unix_ms;
     struct tv_sampling_state sampling;
     int has_tail;
@@ -92,6 +93,8 @@ struct tv_round {
     char session[32], epoch[17];
     int32_t seq;
     enum tv_finish finish; /* status is "finished" when set */
+    int held;              /* verify: status is "held", and nothing is committed */
+    int deviates;          /* commit: not what the held round proposed */
     int has_alternative;   /* verify: which of the request's alternatives ran */
     int32_t alternative;
     int32_t accepted_count;

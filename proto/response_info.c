@@ -64,14 +64,15 @@ static void write_limits(struct tv_buf *buf, const struct tv_limits_info *limits
 /* What a client may rely on; strings are only ever added. */
 static void write_features(struct tv_buf *buf)
 {
-    tv_write_raw(
-        buf, ",\"rules\":[\"target_walk\",\"greedy\",\"ratio_wor\",\"typical\"],"
-             "\"features\":["
-             "\"sessions\",\"verify\",\"extend\",\"decode\",\"rollback\",\"fork\","
-             "\"renew\",\"oneshot\",\"score\","
-             "\"tokens_b64\",\"want.top_k\",\"want.logprobs\",\"want.logits\","
-             "\"want.logits.fetch\",\"want.shadow\",\"parity\",\"prefix\",\"if\",\"alternatives\"]"
-             ",\"logits\":\"raw\",\"logprobs\":\"filtered\",\"noise\":");
+    tv_write_raw(buf,
+                 ",\"rules\":[\"target_walk\",\"greedy\",\"ratio_wor\",\"typical\",\"client\"],"
+                 "\"features\":["
+                 "\"sessions\",\"verify\",\"extend\",\"decode\",\"rollback\",\"fork\","
+                 "\"renew\",\"oneshot\",\"score\","
+                 "\"tokens_b64\",\"want.top_k\",\"want.logprobs\",\"want.logits\","
+                 "\"want.logits.fetch\",\"want.shadow\",\"parity\",\"prefix\",\"if\","
+                 "\"alternatives\",\"commit\"]"
+                 ",\"logits\":\"raw\",\"logprobs\":\"filtered\",\"noise\":");
 }
 
 void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info)

@@ -53,6 +53,8 @@ static const struct path_entry paths[] = {
      HTTP_BODY_LARGE},
     {"/v1/sessions/*/decode", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_DECODE, NO_CALL,
      HTTP_BODY_SMALL},
+    {"/v1/sessions/*/commit", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_COMMIT, NO_CALL,
+     HTTP_BODY_SMALL},
     {"/v1/sessions/*/rollback", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_ROLLBACK, NO_CALL,
      HTTP_BODY_SMALL},
     {"/v1/sessions/*/fork", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_FORK, NO_CALL, HTTP_BODY_SMALL},

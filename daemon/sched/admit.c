@@ -107,6 +107,11 @@ static void rule_of_session(struct job *job)
     if (request->kind == TV_CALL_VERIFY && request->has_rule) {
         job->rule.rule = request->rule;
     }
+    if (request->kind == TV_CALL_VERIFY) {
+        job->hold = request->hold || job->rule.rule == TV_RULE_CLIENT;
+    } else if (job->rule.rule == TV_RULE_CLIENT) { /* without a tree there is nothing to choose */
+        job->rule.rule = TV_RULE_TARGET_WALK;
+    }
     job->round.sampling = session->sampling;
 }
 
@@ -248,7 +253,7 @@ static int check_fork(struct tv_sched *sched, struct job *job, struct tv_problem
     if (tv_sched_session_of(sched, job->call, &parent, problem) != 0) {
         return -EINVAL;
     }
-    if (refuse_busy(parent, problem)) {
+    if (refuse_busy(parent, problem) || tv_session_refuse_held(parent, problem)) {
         return -EINVAL;
     }
     if (request->len > parent->len) {
@@ -277,7 +282,9 @@ static int32_t commit_max(const struct tv_request *request, int32_t alternative)
 {
     switch (request->kind) {
     case TV_CALL_VERIFY:
-        return tv_request_tree(request, alternative)->depth + 1;
+        return tv_request_tree(request, alternative)->depth + 1 + request->path_count;
+    case TV_CALL_COMMIT:
+        return request->path_count;
     case TV_CALL_DECODE:
         return request->max_tokens;
     case TV_CALL_ROLLBACK:

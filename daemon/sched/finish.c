@@ -112,7 +112,13 @@ static void context_restore(struct tv_sched *sched, struct job *job)
 {
     const struct tv_engine_ops *ops = sched->engine->ops;
     struct tv_session *session = job->session;
-    if (session == NULL || job->own_context || ops->context_len(job->context) == session->len) {
+    if (session == NULL || job->own_context) {
+        return;
+    }
+    if (job->hold) { /* its rows, if it came to have any; giving back cannot fail */
+        (void)ops->settle(sched->engine, job->context, NULL, 0);
+    }
+    if (ops->context_len(job->context) == session->len) {
         return;
     }
     int rc = ops->truncate(sched->engine, job->context, session->len);
@@ -138,6 +144,7 @@ void tv_sched_job_fail(struct tv_sched *sched, struct job *job, enum tv_code cod
     (void)vsnprintf(text, sizeof text, format, args); /* cut text is still text */
     va_end(args);
     tv_problem_set(&problem, code, NULL, "%s", text);
+    problem.committed = job->settled;
     if (code == TV_KV_FULL) {
         problem.pages_needed = job->shortage.pages_needed;
         problem.pages_free = job->shortage.pages_free;
@@ -269,14 +276,14 @@ static void round_complete(struct tv_sched *sched, struct job *job)
 
 /* With the lock: commit the round and keep its answer; then what waited for its end. */
 static void session_advance(struct tv_sched *sched, struct job *job, struct tv_session_kept *kept,
-                            struct tv_call **ret_settled)
+                            struct tv_session_held *held, struct tv_call **ret_settled)
 {
     struct tv_session *session = job->session;
     int64_t now_us = tv_clock_us();
     if (job->round.kind == TV_CALL_ROLLBACK) {
         tv_session_rollback(session, job->round.committed_len, &job->digest, job->end.token,
                             job->end.finish);
-    } else {
+    } else if (!job->hold) {
         tv_session_commit(session, job->staged, &job->digest, job->end.token, job->end.finish);
     }
     if (creates(job)) {
@@ -293,6 +300,8 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
         session->verify_tokens += job->round.new_count;
     }
     tv_session_keep(session, kept);
+    session->held = *held;
+    memset(held, 0, sizeof *held);
     tv_session_renew(session, tv_sched_job_lease(job), now_us);
     tv_session_idle(&sched->table, session);
     tv_sched_behind_settle(sched, session, ret_settled);
@@ -323,29 +332,60 @@ static int kept_make(struct job *job, const struct tv_buf *body, struct tv_sessi
     return 0;
 }
 
+/* What the client may choose from, when the round is held. */
+static int held_make(const struct job *job, struct tv_session_held *ret_held)
+{
+    if (!job->hold) {
+        return 0;
+    }
+    int none = job->rule.rule == TV_RULE_CLIENT;
+    return tv_session_held_make(
+        job->round.seq, job->rule.rule, tv_request_tree(&job->call->request, job->alternative),
+        job->round.accepted_nodes, none ? 0 : job->round.accepted_count, job->end.token, ret_held);
+}
+
+/* What rollback and commit do to the context. 0 or the engine's word. */
+static int rows_move(struct tv_sched *sched, struct job *job)
+{
+    const struct tv_engine_ops *ops = sched->engine->ops;
+    const struct tv_request *request = &job->call->request;
+    if (job->round.kind == TV_CALL_ROLLBACK) {
+        return ops->truncate(sched->engine, job->context, job->round.committed_len);
+    }
+    if (job->round.kind != TV_CALL_COMMIT) {
+        return 0;
+    }
+    int rc = ops->settle(sched->engine, job->context, request->path, request->path_count);
+    if (rc != 0) { /* the held rows are gone */
+        tv_sched_lock(sched);
+        tv_session_held_finish(&job->session->held);
+        tv_sched_unlock(sched);
+    }
+    return rc;
+}
+
 void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
 {
     int http_status = creates(job) ? 201 : 200;
     struct tv_session_kept kept = {0};
+    struct tv_session_held held = {0};
     struct tv_buf body;
     round_complete(sched, job);
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES + 2 * sched->limits.inline_bytes);
     tv_encode_round(&body, &job->round, 0);
-    if (body.failed != 0 || kept_make(job, &body, &kept) != 0) {
+    if (body.failed != 0 || held_make(job, &held) != 0 || kept_make(job, &body, &kept) != 0) {
         enum tv_code code = body.failed == -EDOM ? TV_NUMERIC_FAULT : TV_INTERNAL;
+        tv_session_held_finish(&held);
         tv_buf_finish(&body);
         tv_sched_job_fail(sched, job, code, "the answer could not be written");
         return;
     }
-    if (job->round.kind == TV_CALL_ROLLBACK) { /* with the answer at hand: it cannot fail after */
-        int rc =
-            sched->engine->ops->truncate(sched->engine, job->context, job->round.committed_len);
-        if (rc != 0) {
-            tv_session_kept_finish(&kept);
-            tv_buf_finish(&body);
-            tv_sched_job_fail_rc(sched, job, rc);
-            return;
-        }
+    int rc = rows_move(sched, job); /* with the answer at hand: it cannot fail after */
+    if (rc != 0) {
+        tv_session_kept_finish(&kept);
+        tv_buf_finish(&body);
+        tv_sched_job_fail_rc(sched, job, rc);
+        return;
     }
     tv_sched_prefix_publish(sched, job);
     if (job->session == NULL) {
@@ -355,7 +395,7 @@ void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
     tv_sched_lock(sched);
     tv_sched_job_list_remove(&sched->running, job);
     if (job->session != NULL) {
-        session_advance(sched, job, &kept, &settled);
+        session_advance(sched, job, &kept, &held, &settled);
     }
     tv_sched_unlock(sched);
     tv_sched_job_reply(job, http_status, &body); /* nobody can join it any more */

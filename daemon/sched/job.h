@@ -82,6 +82,8 @@ struct job {
     int32_t nodes;       /* rows of its next round */
     int32_t alternative; /* of the request's trees, the one that runs; -1: it has one only */
     int picked;          /* is in the launch being put together */
+    int hold;            /* verify: nothing is committed before the client says what */
+    int settled;         /* its commit_prev is done, whatever becomes of itself */
     int judged;          /* the oracle's word is there; guarded by the lock */
     int withdrawn;       /* parity at a stop: its oracles were told to give up; the worker's */
 
@@ -256,9 +258,11 @@ void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job);
 int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request,
                               struct tv_problem *problem);
 void *tv_sched_comparer_main(void *context);
-/* pages.c. Rollback and fork: nothing to launch, done between two launches. */
+/* pages.c. Rollback, fork and commit: nothing to launch, done between two launches. */
 int tv_sched_pages_only(const struct job *job);
 void tv_sched_pages_run(struct tv_sched *sched, struct job *job);
+/* pages.c: a verify's commit_prev, before its launch. 0 or the engine's word. */
+int tv_sched_prev_settle(struct tv_sched *sched, struct job *job);
 /* info.c: the worker thread, without the lock. */
 void tv_sched_self_test_run(struct tv_sched *sched);
 /* With the lock: microseconds that an engine call has gone without progress; 0 outside of one. */

@@ -33,7 +33,7 @@ static const struct tv_tree *tree_of(const struct job *job)
 
 static int commits(const struct job *job)
 {
-    return job->round.kind == TV_CALL_VERIFY || job->round.kind == TV_CALL_DECODE;
+    return (job->round.kind == TV_CALL_VERIFY && !job->hold) || job->round.kind == TV_CALL_DECODE;
 }
 
 static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
@@ -48,7 +48,9 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
     if (job->round.kind == TV_CALL_DECODE) {
         job->step_token = job->staged > 0 ? job->end.token : job->session->pending;
     }
-    if (sched->shadow != NULL && job->round.kind != TV_CALL_SCORE) { /* it decides nothing */
+    /* a score decides nothing, and under rule client there is no walk to judge */
+    if (sched->shadow != NULL && job->round.kind != TV_CALL_SCORE &&
+        job->rule.rule != TV_RULE_CLIENT) {
         captured = tv_shadow_begin(sched->shadow, is_parity      ? TV_SHADOW_ON_DEMAND
                                                   : want->shadow ? TV_SHADOW_WANTED
                                                                  : TV_SHADOW_SAMPLED);
@@ -59,6 +61,7 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
         .tree = tree_of(job),
         .rule = job->rule,
         .commit = commits(job),
+        .hold = job->hold,
         .want_logits = want->logits,
         .lend_logits = is_parity || captured != NULL,
         .top_k = want->top_k,
@@ -164,7 +167,8 @@ static void tree_settle(struct tv_sched *sched, struct job *job, const struct tv
     job->round.stat_depth = tree->depth;
     margin_take(job, &out->end);
     int waits = shadow_submit(sched, job, out, captured); /* its prefix: before the commit */
-    if (job->session != NULL) {
+    job->round.held = job->hold;
+    if (job->session != NULL && !job->hold) {
         tv_session_stage(job->session, 0, job->blocks.accepted_tokens, out->accepted_count,
                          &job->digest);
         job->staged = out->accepted_count;
@@ -247,7 +251,8 @@ static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows, int
     for (int32_t i = 0; i < count; i++) {
         const struct job *job = sched->batch[i];
         const struct tv_round_out *out = &sched->batch_out[i];
-        if (out->code == TV_OK && job->round.kind == TV_CALL_VERIFY && out->accepted_count > 0) {
+        if (out->code == TV_OK && job->round.kind == TV_CALL_VERIFY && !job->hold &&
+            out->accepted_count > 0) {
             tv_sched_account_judge(job->account, sched->batch_in[i].tree->count - 1,
                                    out->accepted_count - 1, end_us);
         }
@@ -258,9 +263,29 @@ static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows, int
     tv_sched_unlock(sched);
 }
 
+/* Settle the held rounds that those of the launch begin with; how many are left in it. */
+static int32_t settle_prevs(struct tv_sched *sched, int32_t count)
+{
+    int32_t left = 0;
+    for (int32_t i = 0; i < count; i++) {
+        struct job *job = sched->batch[i];
+        int rc = job->round.kind == TV_CALL_VERIFY ? tv_sched_prev_settle(sched, job) : 0;
+        if (rc == 0) {
+            sched->batch[left++] = job;
+        } else {
+            tv_sched_job_fail_rc(sched, job, rc);
+        }
+    }
+    return left;
+}
+
 void tv_sched_launch_run(struct tv_sched *sched, int32_t count)
 {
     int32_t rows = 0;
+    count = settle_prevs(sched, count);
+    if (count == 0) {
+        return;
+    }
     int64_t start_us = tv_clock_us();
     for (int32_t i = 0; i < count; i++) {
         round_prepare(sched, i, start_us);

@@ -146,7 +146,8 @@ int tv_sched_prefix_adopt(struct tv_sched *sched, struct job *job)
 void tv_sched_prefix_publish(struct tv_sched *sched, struct job *job)
 {
     enum tv_cache_prefix prefix = kept(sched);
-    int is_round = job->round.kind == TV_CALL_VERIFY || job->round.kind == TV_CALL_DECODE;
+    int is_round = job->round.kind == TV_CALL_VERIFY || job->round.kind == TV_CALL_DECODE ||
+                   job->round.kind == TV_CALL_COMMIT;
     if (prefix == TV_CACHE_PREFIX_OFF || job->context == NULL ||
         (is_round && prefix != TV_CACHE_PREFIX_ROUNDS)) {
         return;

@@ -182,6 +182,7 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_VERIFY:
     case TV_CALL_EXTEND:
     case TV_CALL_DECODE:
+    case TV_CALL_COMMIT:
     case TV_CALL_ROLLBACK:
     case TV_CALL_FORK:
     case TV_CALL_ONESHOT:

@@ -47,7 +47,8 @@ static void forget_oldest(struct tv_session *session)
 void tv_session_keep(struct tv_session *session, struct tv_session_kept *kept)
 {
     assert(kept->seq == session->next_seq);
-    if (session->kept_count > 0) { /* rows to fetch are the last round's alone */
+    tv_session_held_finish(&session->held); /* whatever took a number has settled it */
+    if (session->kept_count > 0) {          /* rows to fetch are the last round's alone */
         struct tv_session_kept *last = &session->kept[session->kept_count - 1];
         tv_session_fetch_unref(last->fetch);
         last->fetch = NULL;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "session/internal.h"
 
 void tv_session_destroy(struct tv_session *session)
 {
@@ -19,6 +20,7 @@ void tv_session_destroy(struct tv_session *session)
     }
     assert(session->context == NULL);
     tv_session_kept_drop(session);
+    tv_session_held_finish(&session->held);
     free(session->tokens);
     free(session->borders);
     free(session);
@@ -129,6 +131,7 @@ int tv_session_view(const struct tv_session *session, int32_t tail_from,
         .pending = session->pending,
         .next_seq = session->next_seq,
         .finish = session->finish,
+        .held_seq = session->held.settled ? 0 : session->held.seq,
         .lease_expires_unix_ms = session->lease_expires_unix_ms,
         .sampling = session->sampling,
     };
@@ -253,27 +256,44 @@ static enum tv_session_verdict judge_seq(const struct tv_session *session,
     return TV_SESSION_REFUSED;
 }
 
+/* What the call finds when it runs: the session, with the held round that it settles first. */
+struct found {
+    int32_t len, pending;
+    struct tv_digest digest;
+    enum tv_finish finish;
+};
+
+static struct found found_by(const struct tv_session *session, const struct tv_request *request)
+{
+    struct found found = {session->len, session->pending, session->digest, session->finish};
+    if (request->kind == TV_CALL_VERIFY && tv_session_settles(session, request)) {
+        tv_session_settled(session, request, &found.digest, &found.pending, &found.finish);
+        found.len += request->path_count;
+    }
+    return found;
+}
+
 /* Does what the client believes hold? 0 or -EINVAL. */
-static int judge_belief(const struct tv_session *session, const struct tv_request *request,
-                        const struct tv_tree *tree, struct tv_problem *problem)
+static int judge_belief(const struct tv_session *session, const struct found *found,
+                        const struct tv_request *request, const struct tv_tree *tree,
+                        struct tv_problem *problem)
 {
     int reopens = request->kind == TV_CALL_EXTEND || request->kind == TV_CALL_ROLLBACK;
-    if (!reopens && session->finish != TV_FINISH_NONE) {
+    if (!reopens && found->finish != TV_FINISH_NONE) {
         tv_problem_set(problem, TV_SESSION_FINISHED, NULL, "the session has finished: %s",
-                       session->finish == TV_FINISH_STOP ? "stop" : "length");
-    } else if (!request->len_implied && request->expected_len != session->len) {
+                       found->finish == TV_FINISH_STOP ? "stop" : "length");
+    } else if (!request->len_implied && request->expected_len != found->len) {
         tv_problem_set(problem, TV_LENGTH_MISMATCH, "/expected_len",
                        "expected_len %d, but the committed length is %d", request->expected_len,
-                       session->len);
-    } else if (request->has_expected_digest &&
-               memcmp(request->expected_digest, session->digest.bytes,
-                      sizeof session->digest.bytes) != 0) {
+                       found->len);
+    } else if (request->has_expected_digest && memcmp(request->expected_digest, found->digest.bytes,
+                                                      sizeof found->digest.bytes) != 0) {
         tv_problem_set(problem, TV_DIGEST_MISMATCH, "/expected_digest",
                        "the committed tokens have another digest");
-    } else if (request->kind == TV_CALL_VERIFY && tree->tokens[0] != session->pending) {
+    } else if (request->kind == TV_CALL_VERIFY && tree->tokens[0] != found->pending) {
         tv_problem_set_node(problem, TV_PENDING_MISMATCH, "tokens", 0,
                             "node 0 is token %d, but %d is pending", tree->tokens[0],
-                            session->pending);
+                            found->pending);
     } else {
         return 0;
     }
@@ -281,29 +301,36 @@ static int judge_belief(const struct tv_session *session, const struct tv_reques
     return -EINVAL;
 }
 
-static int judge_tree_room(const struct tv_session *session, const struct tv_tree *tree,
-                           struct tv_problem *problem)
+static int judge_tree_room(const struct tv_session *session, int32_t len,
+                           const struct tv_tree *tree, struct tv_problem *problem)
 {
     int32_t limit = session->table->params.model_max_len;
-    if (tree->depth < limit - session->len) {
+    if (tree->depth < limit - len) {
         return 0;
     }
     for (int32_t i = 0; i < tree->count; i++) {
-        if (tree->depths[i] >= limit - session->len) {
+        if (tree->depths[i] >= limit - len) {
             tv_problem_set_node(problem, TV_CONTEXT_FULL, "tokens", i,
                                 "node %d: position %lld, but the model ends at %d", i,
-                                (long long)session->len + tree->depths[i], limit);
+                                (long long)len + tree->depths[i], limit);
             break;
         }
     }
     return -EINVAL;
 }
 
-static int judge_room(const struct tv_session *session, const struct tv_request *request,
-                      const struct tv_tree *tree, struct tv_problem *problem)
+static int judge_room(const struct tv_session *session, int32_t len,
+                      const struct tv_request *request, const struct tv_tree *tree,
+                      struct tv_problem *problem)
 {
+    enum tv_rule rule = request->has_rule ? request->rule : session->sampling.rule;
+    if (request->kind == TV_CALL_VERIFY && rule == TV_RULE_CLIENT && request->want.logprobs) {
+        tv_problem_set(problem, TV_WRONG_VALUE, "/want/logprobs",
+                       "nothing is drawn under rule client, so there are no new tokens");
+        return -EINVAL;
+    }
     if (request->kind == TV_CALL_VERIFY) {
-        return judge_tree_room(session, tree, problem);
+        return judge_tree_room(session, len, tree, problem);
     }
     if (request->kind == TV_CALL_ROLLBACK && request->len > session->len) {
         tv_problem_set(problem, TV_WRONG_VALUE, "/len", "len %d, but the committed length is %d",
@@ -311,11 +338,11 @@ static int judge_room(const struct tv_session *session, const struct tv_request 
         return -EINVAL;
     }
     if (request->kind == TV_CALL_EXTEND) {
-        int64_t len = (int64_t)session->len + request->token_count + (request->keep_pending != 0);
-        if (len + 1 > session->max_len) {
+        int64_t longer = (int64_t)len + request->token_count + (request->keep_pending != 0);
+        if (longer + 1 > session->max_len) {
             tv_problem_set(problem, TV_CONTEXT_FULL, "/tokens",
                            "%lld committed tokens and the next, but the limit is %d",
-                           (long long)len, session->max_len);
+                           (long long)longer, session->max_len);
             return -EINVAL;
         }
     }
@@ -327,10 +354,16 @@ enum tv_session_verdict tv_session_judge(const struct tv_session *session,
                                          struct tv_problem *problem)
 {
     enum tv_session_verdict verdict = judge_seq(session, request, problem);
-    if (verdict == TV_SESSION_RUN) {
+    int runs = verdict == TV_SESSION_RUN;
+    if ((runs || verdict == TV_SESSION_SKIP) &&
+        tv_session_judge_held(session, request, problem) != 0) {
+        return TV_SESSION_REFUSED;
+    }
+    if (runs) {
         const struct tv_tree *tree = tv_request_tree(request, tv_session_guess(session, request));
-        if (judge_belief(session, request, tree, problem) != 0 ||
-            judge_room(session, request, tree, problem) != 0) {
+        struct found found = found_by(session, request);
+        if (judge_belief(session, &found, request, tree, problem) != 0 ||
+            judge_room(session, found.len, request, tree, problem) != 0) {
             verdict = TV_SESSION_REFUSED;
         }
     }
@@ -340,6 +373,9 @@ enum tv_session_verdict tv_session_judge(const struct tv_session *session,
 int tv_session_judge_tree(const struct tv_session *session, const struct tv_tree *tree,
                           struct tv_problem *problem)
 {
+    if (tv_session_refuse_held(session, problem)) {
+        return -EINVAL;
+    }
     if (tree->tokens[0] != session->pending) {
         tv_problem_set_node(problem, TV_PENDING_MISMATCH, "tokens", 0,
                             "node 0 is token %d, but %d is pending", tree->tokens[0],
@@ -347,5 +383,5 @@ int tv_session_judge_tree(const struct tv_session *session, const struct tv_tree
         tv_session_explain(session, session->len, problem);
         return -EINVAL;
     }
-    return judge_tree_room(session, tree, problem);
+    return judge_tree_room(session, session->len, tree, problem);
 }

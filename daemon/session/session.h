@@ -48,6 +48,24 @@ struct tv_session_kept {
 };
 void tv_session_kept_finish(struct tv_session_kept *kept);
 
+/* A round whose nodes are in the context behind the committed rows until the client settles it. */
+struct tv_session_held {
+    int32_t seq; /* 0 = none */
+    enum tv_rule rule;
+    int32_t count;
+    int32_t *tokens, *parents; /* [count]: its tree; tokens owns all three arrays */
+    int32_t *proposed; /* [proposed_count]: the path that the rule proposed; rule client: none */
+    int32_t proposed_count, pending;
+    /* Settled by the commit_prev of a round that then failed: its retry says so once more. */
+    int settled;
+    int32_t len_before;
+};
+/* Copies what an answer tells of a round. 0 or -ENOMEM. */
+int tv_session_held_make(int32_t seq, enum tv_rule rule, const struct tv_tree *tree,
+                         const int32_t *proposed, int32_t proposed_count, int32_t pending,
+                         struct tv_session_held *ret_held);
+void tv_session_held_finish(struct tv_session_held *held);
+
 struct tv_sessions;
 
 struct tv_session {
@@ -86,6 +104,7 @@ struct tv_session {
     void *behind;    /* sched/'s: a conditional round that waits for the one under way, or NULL */
     int32_t behind_seq; /* of that; 0 without one */
     uint8_t behind_hash[32];
+    struct tv_session_held held;
 
     struct tv_session_kept kept[TV_REPLAY_ROUNDS_MAX]; /* the first kept_count, oldest first */
     int32_t kept_count;
@@ -177,6 +196,17 @@ enum tv_session_verdict {
 enum tv_session_verdict tv_session_judge(const struct tv_session *session,
                                          const struct tv_request *request,
                                          struct tv_problem *problem);
+/* 1: a round is held, and *problem says so; what may not run meanwhile is refused with it. */
+int tv_session_refuse_held(const struct tv_session *session, struct tv_problem *problem);
+/* What the session is once the path of a commit or commit_prev, which follows the held tree, is
+ * settled: the digest, the pending token, whether that is the end. */
+void tv_session_settled(const struct tv_session *session, const struct tv_request *request,
+                        struct tv_digest *ret_digest, int32_t *ret_pending,
+                        enum tv_finish *ret_finish);
+/* Does it settle the held round otherwise than that proposed? */
+int tv_session_deviates(const struct tv_session *session, const struct tv_request *request);
+/* With the engine's rows settled: those of the held round's path are committed. */
+void tv_session_settle_held(struct tv_session *session, const struct tv_request *request);
 /* Which guess of a verify the last kept round has made true: its number, TV_SESSION_NO_GUESS when
  * none, TV_SESSION_SOLE for the only one or a verify that guesses nothing. */
 #define TV_SESSION_SOLE     (-1)

@@ -43,7 +43,18 @@ static int32_t context_len(const struct tv_context *context)
 
 static int context_truncate(struct tv_engine *engine, struct tv_context *context, int32_t len)
 {
+    tv_cache_drop(engine->cache, &context->seq); /* of a held round */
     return tv_cache_truncate(engine->cache, &context->seq, len);
+}
+
+static int context_settle(struct tv_engine *engine, struct tv_context *context,
+                          const int32_t *nodes, int32_t count)
+{
+    if (count == 0) {
+        tv_cache_drop(engine->cache, &context->seq);
+        return 0;
+    }
+    return tv_cache_commit(engine->cache, &context->seq, nodes, count);
 }
 
 static int context_adopt(struct tv_engine *engine, struct tv_context *context,
@@ -290,7 +301,7 @@ static int round_settle(struct tv_verify_engine *self, const struct tv_engine_sl
     int rc = tv_engine_answer(self, slot, in, logits, out);
     if (rc == 0 && (in->commit || in->committed != NULL)) {
         rc = rows_commit(cache, in, out);
-    } else {
+    } else if (rc != 0 || !in->hold) {
         tv_cache_drop(cache, &in->context->seq);
     }
     if (rc == -EDOM) {
@@ -412,6 +423,7 @@ static const struct tv_engine_ops engine_ops = {
     .context_close = context_close,
     .context_len = context_len,
     .truncate = context_truncate,
+    .settle = context_settle,
     .fork = context_fork,
     .adopt = context_adopt,
     .publish = context_publish,

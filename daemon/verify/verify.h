@@ -45,6 +45,7 @@ struct tv_round_in {
     const struct tv_tree *tree; /* checked; node 0 = pending */
     struct tv_round_rule rule;
     int commit;      /* 0: KV and length stay as they were (one-shot, parity) */
+    int hold;        /* not committed: the rows stay behind the committed ones until `settle` */
     int want_logits; /* all rows' logits on the host, for the client */
     int lend_logits; /* the same for an oracle, which must not change the answer: unchecked */
     int32_t top_k;   /* > 0: top-k and lse of all rows */
@@ -99,6 +100,10 @@ struct tv_engine_ops {
     /* Run the rounds of `count` different contexts in one launch; each has its own outcome. */
     int (*verify)(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
                   struct tv_round_out *out);
+    /* End a held round: its rows nodes[0..count), ascending, are committed and the others given
+     * back; count 0: all of them, also when none is held. -EIO: all are given back. */
+    int (*settle)(struct tv_engine *engine, struct tv_context *context, const int32_t *nodes,
+                  int32_t count);
     /* Repeat the start's self-test and compare its logits' hash. 0, or negative errno. */
     int (*self_test)(struct tv_engine *engine, char *detail, size_t detail_bytes);
     /* 1 and *ret_steps: how much work the calls above have done so far, modulo 2^64; it moves while

@@ -39,6 +39,12 @@ int tv_walk_run(const struct tv_tree *tree, int32_t committed_len, const struct 
     float margin = INFINITY;
     int32_t node = 0;
     int32_t count = 0;
+    if (rule->rule == TV_RULE_CLIENT) { /* nothing is drawn; node 0 is what there is of a path */
+        nodes[0] = 0;
+        logprobs[0] = 0.0f;
+        *ret_result = (struct tv_walk_result){.accepted_count = 1, .end = {.token = -1}};
+        return 0;
+    }
     for (;;) {
         struct tv_draw drawn = {0};
         int rc = draw(draw_context, node, committed_len + count + 1, &drawn);

@@ -23,6 +23,7 @@
 
 struct tv_context {
     int32_t len;
+    int32_t scratch; /* rows of a held round behind them */
 };
 
 /* What one round of the last verify call answered with. */
@@ -126,6 +127,21 @@ static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, 
         return -EINVAL;
     }
     context->len = len;
+    context->scratch = 0;
+    return 0;
+}
+
+static int fixed_settle(struct tv_engine *engine, struct tv_context *context, const int32_t *nodes,
+                        int32_t count)
+{
+    (void)engine;
+    for (int32_t i = 0; i < count; i++) {
+        if (nodes[i] >= context->scratch || (i > 0 && nodes[i] <= nodes[i - 1])) {
+            return -EINVAL;
+        }
+    }
+    context->len += count;
+    context->scratch = 0;
     return 0;
 }
 
@@ -279,6 +295,8 @@ static int fixed_round(struct fixed_engine *fixed, struct answer *answer,
     if (in->commit) {
         (void)atomic_fetch_add_explicit(&fixed->commits, 1, memory_order_relaxed);
         in->context->len += result.accepted_count;
+    } else if (in->hold) {
+        in->context->scratch = in->tree->count;
     }
     return 0;
 }
@@ -312,6 +330,9 @@ static int fixed_verify(struct tv_engine *engine, const struct tv_round_in *in, 
         }
         if (out[i].code == TV_KV_FULL) {
             out[i].shortage = (struct tv_cache_shortage){.pages_needed = 2, .pages_free = 1};
+        }
+        if (in[i].context->scratch != 0) {
+            return -EINVAL; /* a held round is settled before another runs */
         }
         if (out[i].code == TV_OK && in[i].context->len > engine->max_len - 1 - tree->depth) {
             out[i].code = TV_CONTEXT_FULL;
@@ -365,6 +386,7 @@ static const struct tv_engine_ops fixed_ops = {
     .context_close = fixed_context_close,
     .context_len = fixed_context_len,
     .truncate = fixed_truncate,
+    .settle = fixed_settle,
     .fork = fixed_fork,
     .prefill = fixed_prefill,
     .verify = fixed_verify,

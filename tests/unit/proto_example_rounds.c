@@ -25,6 +25,9 @@ void example_read_state(const struct tv_json_value *value, struct tv_session_sta
     snprintf(state->session, sizeof(state->session), "%s", text(value, "session"));
     snprintf(state->epoch, sizeof(state->epoch), "%s", text(value, "epoch"));
     hex(value, "digest", state->digest, 16);
+    if (tv_json_type(need(value, "held_seq")) != TV_JSON_NULL) {
+        state->held_seq = (int32_t)number(value, "held_seq");
+    }
     if (tv_json_member(value, "tail") != NULL) {
         state->has_tail = 1;
         state->tail = malloc(ITEMS_MAX * sizeof(int32_t));
@@ -99,19 +102,29 @@ static void read_blocks(const struct tv_json_value *root, struct tv_round *round
 static void read_round(const struct tv_json_value *root, struct tv_round *round,
                        struct parts *parts)
 {
-    const struct tv_json_value *stats = need(root, "stats"), *timing = need(root, "timing_us");
-    const struct tv_json_value *margin = need(root, "margin");
+    const struct tv_json_value *accepted = tv_json_member(root, "accepted");
+    const struct tv_json_value *stats, *timing, *margin;
 
-    if (tv_json_member(root, "accepted") != NULL) {
-        const struct tv_json_value *accepted = need(root, "accepted");
+    round->rule = rule(root);
+    if (round->kind != TV_CALL_ONESHOT) {
+        round->held = strcmp(text(root, "status"), "held") == 0;
+    }
+    if (accepted != NULL && tv_json_type(accepted) != TV_JSON_NULL) {
         round->accepted_count = integers(accepted, "nodes", parts->nodes);
         assert_int_equal(integers(accepted, "tokens", parts->tokens), round->accepted_count);
         round->accepted_nodes = parts->nodes;
         round->accepted_tokens = parts->tokens;
     }
-    round->new_count = integers(root, "new_tokens", parts->fresh);
-    round->new_tokens = parts->fresh;
-    round->rule = rule(root);
+    if (tv_json_type(need(root, "new_tokens")) != TV_JSON_NULL) {
+        round->new_count = integers(root, "new_tokens", parts->fresh);
+        round->new_tokens = parts->fresh;
+    }
+    if (round->kind == TV_CALL_COMMIT) {
+        return;
+    }
+    stats = need(root, "stats");
+    timing = need(root, "timing_us");
+    margin = need(root, "margin");
     round->has_margin = tv_json_type(need(margin, "min")) != TV_JSON_NULL;
     round->margin_min = round->has_margin ? (float)real(margin, "min") : 0;
     round->near_tie = flag(margin, "near_tie");
@@ -163,7 +176,9 @@ void example_encode_round(struct tv_buf *buf, enum tv_call_kind kind,
         round.has_alternative = 1;
         round.alternative = (int32_t)number(root, "alternative");
     }
-    round.pending = (int32_t)number(root, "pending");
+    if (tv_json_type(need(root, "pending")) != TV_JSON_NULL) {
+        round.pending = (int32_t)number(root, "pending");
+    }
     round.committed_len = (int32_t)number(root, "committed_len");
     hex(root, "digest", round.digest, 16);
     if (kind != TV_CALL_ONESHOT) {

@@ -71,7 +71,7 @@ static enum tv_call_kind kind_of(const struct example *example)
         {"/renew", TV_CALL_RENEW},   {"/v1/verify", TV_CALL_ONESHOT},
         {"/verify", TV_CALL_VERIFY}, {"/v1/sessions", TV_CALL_CREATE},
         {"/score", TV_CALL_SCORE},   {"/rollback", TV_CALL_ROLLBACK},
-        {"/fork", TV_CALL_FORK},
+        {"/fork", TV_CALL_FORK},     {"/commit", TV_CALL_COMMIT},
     };
     size_t i, length = strlen(example->path);
 

@@ -72,7 +72,7 @@ static void test_create_refusals(void **state)
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"sampling\":{\"typical\":{\"x\":1}}}",
            TV_UNKNOWN_FIELD, "/sampling/typical/x");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"sampling\":null}", TV_WRONG_TYPE, "/sampling");
-    refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"sampling\":{\"rule\":\"client\"}}", TV_WRONG_VALUE,
+    refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"sampling\":{\"rule\":\"best\"}}", TV_WRONG_VALUE,
            "/sampling/rule");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"sampling\":{\"rule\":\"Greedy\"}}", TV_WRONG_VALUE,
            "/sampling/rule");

@@ -53,16 +53,7 @@ static void refuse_verify(const char *members, enum tv_code code, const char *po
 
 static void test_verify_refusals(void **state)
 {
-    static const char *const not_served[] = {"commit", "commit_prev"};
-    size_t i;
-
     (void)state;
-    for (i = 0; i < sizeof(not_served) / sizeof(not_served[0]); i++) {
-        char member[64], pointer[64];
-        snprintf(member, sizeof(member), "\"%s\":{}", not_served[i]);
-        snprintf(pointer, sizeof(pointer), "/%s", not_served[i]);
-        refuse_verify(member, TV_UNKNOWN_FIELD, pointer);
-    }
     refuse_verify("\"parents\":[]", TV_UNKNOWN_FIELD, "/parents");
     refuse_verify("\"want\":{\"hidden\":{}}", TV_UNKNOWN_FIELD, "/want/hidden");
     refuse_verify("\"want\":{\"top_k\":65}", TV_WRONG_VALUE, "/want/top_k");
@@ -79,7 +70,6 @@ static void test_verify_refusals(void **state)
                   "/want/logits/dtype");
     refuse_verify("\"want\":{\"logits\":{\"via\":\"mail\"}}", TV_WRONG_VALUE, "/want/logits/via");
     refuse_verify("\"rule\":\"Typical\"", TV_WRONG_VALUE, "/rule");
-    refuse_verify("\"rule\":\"client\"", TV_WRONG_VALUE, "/rule");
     refuse_verify("\"deadline_ms\":0", TV_WRONG_VALUE, "/deadline_ms");
     refuse_verify("\"deadline_ms\":600001", TV_WRONG_VALUE, "/deadline_ms");
     refuse_verify("\"ack\":0", TV_WRONG_VALUE, "/ack");
@@ -196,6 +186,48 @@ static void test_alternatives(void **state)
            "{\"leaf\":0,\"pending\":6,\"tree\":{\"tokens\":[6,7],\"parents\":[-1,0]}}," ONE(
                "0", "5") "]}",
            TV_WRONG_VALUE, "/want/rows/0"); /* not a node of the second */
+}
+
+static void test_held(void **state)
+{
+    struct tv_request r, other;
+
+    (void)state;
+    accept(TV_CALL_VERIFY, "{" HEAD "," TREE ",\"commit\":\"hold\"}", &r);
+    assert_true(r.hold && !r.has_prev);
+    accept(TV_CALL_VERIFY, "{" HEAD "," TREE ",\"commit\":\"auto\"}", &other);
+    assert_false(other.hold);
+    assert_memory_not_equal(r.body_hash, other.body_hash, sizeof r.body_hash);
+    tv_request_finish(&other);
+    tv_request_finish(&r);
+    accept(TV_CALL_VERIFY,
+           "{" HEAD "," TREE ",\"commit_prev\":{\"seq\":7,\"path\":[0,2],\"next\":9}}", &r);
+    assert_true(r.has_prev && r.has_next && r.prev_seq == 7 && r.next == 9);
+    assert_true(r.path_count == 2 && r.path[1] == 2);
+    tv_request_finish(&r);
+    accept(TV_CALL_COMMIT, "{\"seq\":1,\"epoch\":\"0123456789abcdef\",\"path\":[]}", &r);
+    assert_true(r.path_count == 0 && !r.has_next && r.len_implied);
+    tv_request_finish(&r);
+    refuse_verify("\"commit\":\"later\"", TV_WRONG_VALUE, "/commit");
+    refuse_verify("\"commit\":true", TV_WRONG_TYPE, "/commit");
+    refuse_verify("\"commit_prev\":{\"seq\":7,\"path\":[0]}", TV_MISSING_FIELD,
+                  "/commit_prev/next");
+    refuse_verify("\"commit_prev\":{\"seq\":7,\"path\":[],\"next\":1}", TV_WRONG_VALUE,
+                  "/commit_prev/next");
+    refuse_verify("\"commit_prev\":{\"path\":[]}", TV_MISSING_FIELD, "/commit_prev/seq");
+    refuse_verify("\"commit_prev\":{\"seq\":7,\"path\":[1],\"next\":1}", TV_WRONG_VALUE,
+                  "/commit_prev/path/0");
+    refuse_verify("\"commit_prev\":{\"seq\":7,\"path\":[0,2,1],\"next\":1}", TV_WRONG_VALUE,
+                  "/commit_prev/path/2");
+    refuse_verify("\"commit_prev\":{\"seq\":7,\"path\":[0],\"next\":307}", TV_WRONG_VALUE,
+                  "/commit_prev/next");
+    refuse(TV_CALL_VERIFY,
+           "{" IF_LEN "," TREE ",\"if\":{\"seq\":1,\"leaf\":3,\"pending\":5},"
+           "\"commit_prev\":{\"seq\":1,\"path\":[]}}",
+           TV_WRONG_VALUE, "/if");
+    refuse(TV_CALL_COMMIT, "{\"seq\":1,\"epoch\":\"0123456789abcdef\"}", TV_MISSING_FIELD, "/path");
+    refuse(TV_CALL_ONESHOT, "{\"tokens\":[1]," TREE ",\"sampling\":{\"rule\":\"client\"}}",
+           TV_WRONG_VALUE, "/sampling/rule");
 }
 
 /* 32 are taken, 33 are not. */
@@ -390,6 +422,7 @@ int main(void)
         cmocka_unit_test(test_verify),
         cmocka_unit_test(test_verify_refusals),
         cmocka_unit_test(test_if),
+        cmocka_unit_test(test_held),
         cmocka_unit_test(test_alternatives),
         cmocka_unit_test(test_alternatives_cap),
         cmocka_unit_test(test_tree_limits),

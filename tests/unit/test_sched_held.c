@@ -1,0 +1,366 @@
+/*
+ * test_sched_held.c - rounds that wait for the client's word: what it may say, what may run
+ * meanwhile, and what becomes of the rows.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "test_sched_fixture.h"
+
+/* A verify whose tree is the accepted chain 0, 1, 2 and a branch 3 (token 5), 4 (token 6) under
+ * node 1; more members in `rest`. */
+static struct tv_call *hold(struct fixture *fixture, const struct client *client, const char *rest)
+{
+    return ask(
+        fixture, TV_CALL_VERIFY, client->id,
+        "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%d,%d,%d,5,6],"
+        "\"parents\":[-1,0,1,1,3]}%s}",
+        client->seq, client->epoch, client->len, client->pending,
+        tv_fixed_engine_token(fixture->engine, client->len + 1),
+        tv_fixed_engine_token(fixture->engine, client->len + 2), rest);
+}
+
+static struct tv_call *commit(struct fixture *fixture, const struct client *client,
+                              const char *members)
+{
+    return ask(fixture, TV_CALL_COMMIT, client->id, "{\"seq\":%d,\"epoch\":\"%s\",%s}", client->seq,
+               client->epoch, members);
+}
+
+static int64_t state_int(struct fixture *fixture, const struct client *client, const char *member)
+{
+    struct tv_call *call = ask(fixture, TV_CALL_STATE, client->id, NULL);
+    assert_reply(call, 200);
+    int64_t number = reply_int(call, member);
+    call_free(call);
+    return number;
+}
+
+/* The client's own choice: node 1's branch, and a token of its own behind it. */
+static void client_branch(struct fixture *fixture, struct client *client, int32_t next)
+{
+    int32_t path[] = {client->pending, tv_fixed_engine_token(fixture->engine, client->len + 1), 5};
+    for (int32_t i = 0; i < 3; i++) {
+        client->tokens[client->len++] = path[i];
+        tv_digest_push(&client->digest, path[i]);
+    }
+    client->pending = next;
+}
+
+static void assert_status(const struct tv_call *call, const char *status)
+{
+    char text[32];
+    assert_reply(call, 200);
+    reply_text(call, "status", text, sizeof text);
+    assert_string_equal(text, status);
+}
+
+static void test_a_held_round_changes_nothing(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    int32_t items[8];
+    client_open(fixture, &client, 20, "");
+    struct tv_call *call = hold(fixture, &client, ",\"commit\":\"hold\"");
+    assert_status(call, "held");
+    assert_int_equal(reply_ints(call, "accepted/nodes", items, 8), 3);
+    assert_int_equal(reply_ints(call, "new_tokens", items, 8), 3);
+    assert_int_equal(reply_int(call, "committed_len"), 20);
+    assert_int_equal(reply_int(call, "next_seq"), 2);
+    assert_true(reply_flag(call, "lossless"));
+    call_free(call);
+    client.seq++;
+    client_check(fixture, &client);
+    assert_int_equal(state_int(fixture, &client, "held_seq"), 1);
+    assert_int_equal(tv_fixed_engine_commits(fixture->engine), 0);
+}
+
+static void test_what_was_proposed_is_committed(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    char members[64];
+    client_open(fixture, &client, 20, "");
+    call_free(hold(fixture, &client, ",\"commit\":\"hold\""));
+    client.seq++;
+    (void)snprintf(members, sizeof members, "\"path\":[0,1,2],\"next\":%d",
+                   tv_fixed_engine_token(fixture->engine, 23));
+    for (int32_t i = 0; i < 2; i++) { /* the second is a retry */
+        struct tv_call *call = commit(fixture, &client, members);
+        assert_status(call, "committed");
+        assert_int_equal(reply_int(call, "committed_len"), 23);
+        assert_true(reply_flag(call, "lossless"));
+        assert_int_equal(reply_flag(call, "replayed"), i);
+        call_free(call);
+    }
+    client_advance(fixture, &client, 3);
+    client_check(fixture, &client);
+    assert_int_equal(state_int(fixture, &client, "held_seq"), -1);
+    struct tv_call *next = call_chain(fixture, &client, 2); /* and the session goes on */
+    assert_reply(call_wait(next), 200);
+    call_free(next);
+}
+
+static void test_another_path_is_committed(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    int32_t items[8];
+    client_open(fixture, &client, 20, "");
+    call_free(hold(fixture, &client, ",\"commit\":\"hold\""));
+    client.seq++;
+    struct tv_call *call = commit(fixture, &client, "\"path\":[0,1,3],\"next\":99");
+    assert_status(call, "committed");
+    assert_int_equal(reply_ints(call, "accepted/nodes", items, 8), 3);
+    assert_int_equal(reply_ints(call, "new_tokens", items, 8), 3);
+    assert_true(items[1] == 5 && items[2] == 99);
+    assert_false(reply_flag(call, "lossless"));
+    call_free(call);
+    client_branch(fixture, &client, 99);
+    client.seq++;
+    client_check(fixture, &client);
+}
+
+static void test_an_empty_path_discards(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    client_open(fixture, &client, 20, "");
+    call_free(hold(fixture, &client, ",\"commit\":\"hold\""));
+    client.seq++;
+    struct tv_call *call = commit(fixture, &client, "\"path\":[]");
+    assert_status(call, "committed");
+    assert_int_equal(reply_int(call, "committed_len"), 20);
+    assert_int_equal(reply_int(call, "pending"), client.pending);
+    call_free(call);
+    client.seq++;
+    client_check(fixture, &client);
+    struct tv_call *next = call_chain(fixture, &client, 4);
+    assert_reply(call_wait(next), 200);
+    call_free(next);
+}
+
+static void test_rule_client_proposes_nothing(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    client_open(fixture, &client, 20, "");
+    struct tv_call *call =
+        hold(fixture, &client, ",\"rule\":\"client\",\"want\":{\"top_k\":2,\"rows\":\"all\"}");
+    assert_status(call, "held");
+    assert_int_equal(reply_int(call, "accepted"), -1); /* null, as the next two */
+    assert_int_equal(reply_int(call, "pending"), -1);
+    assert_int_equal(reply_int(call, "new_tokens"), -1);
+    assert_int_equal(reply_int(call, "committed_len"), 20);
+    assert_false(reply_flag(call, "lossless"));
+    int32_t rows[8];
+    assert_int_equal(reply_ints(call, "topk/rows", rows, 8), 5);
+    call_free(call);
+    client.seq++;
+    call = commit(fixture, &client, "\"path\":[0,1,3],\"next\":7");
+    assert_status(call, "committed");
+    assert_false(reply_flag(call, "lossless"));
+    call_free(call);
+    client_branch(fixture, &client, 7);
+    client.seq++;
+    client_check(fixture, &client);
+    call = hold(fixture, &client, ",\"rule\":\"client\",\"want\":{\"logprobs\":true}");
+    assert_refused(call, 422, "wrong-value");
+    call_free(call);
+    /* the whole session may have the rule; without a tree the server draws as ever */
+    client_open(fixture, &client, 20, ",\"sampling\":{\"rule\":\"client\"}");
+    expect(fixture, 200, TV_CALL_DECODE, client.id,
+           "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":20,\"max_tokens\":2}", client.epoch);
+    client_advance(fixture, &client, 2);
+    client_check(fixture, &client);
+    call = hold(fixture, &client, "");
+    assert_status(call, "held");
+    call_free(call);
+}
+
+static void test_paths_that_are_none(void **state)
+{
+    static const char *const bad[] = {
+        "\"path\":[0,2],\"next\":1",       /* 2 is no child of 0 */
+        "\"path\":[0,1,4],\"next\":1",     /* nor 4 of 1 */
+        "\"path\":[0,1,2,3],\"next\":1",   /* nor 3 of 2 */
+        "\"path\":[0,1,3,4,5],\"next\":1", /* beyond the tree */
+    };
+    struct fixture *fixture = *state;
+    struct client client;
+    client_open(fixture, &client, 20, ",\"stop\":{\"token_ids\":[6],\"max_len\":24}");
+    call_free(hold(fixture, &client, ",\"commit\":\"hold\""));
+    client.seq++;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct tv_call *call = commit(fixture, &client, bad[i]);
+        assert_refused(call, 422, "wrong-value");
+        call_free(call);
+    }
+    struct tv_call *call = commit(fixture, &client, "\"path\":[0,1,3,4],\"next\":1");
+    assert_refused(call, 422, "wrong-value"); /* through a stop token */
+    assert_true(reply_mentions(call, "/path/3"));
+    call_free(call);
+    client_check(fixture, &client);
+    call = commit(fixture, &client, "\"path\":[0,1,3],\"next\":6");
+    assert_status(call, "finished"); /* before it, at the limit: stop wins */
+    char finish[16];
+    reply_text(call, "finish", finish, sizeof finish);
+    assert_string_equal(finish, "stop");
+    call_free(call);
+    client_branch(fixture, &client, 6);
+    client.seq++;
+    client_check(fixture, &client);
+}
+
+static void test_what_may_run_meanwhile(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client, ahead;
+    client_open(fixture, &client, 20, "");
+    call_free(hold(fixture, &client, ",\"commit\":\"hold\""));
+    client.seq++;
+    struct tv_call *call = call_chain(fixture, &client, 2);
+    assert_refused(call_wait(call), 409, "round-held");
+    assert_int_equal(reply_int(call, "session_state/held_seq"), 1);
+    call_free(call);
+    expect(fixture, 409, TV_CALL_EXTEND, client.id,
+           "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":20,\"tokens\":[1]}", client.epoch);
+    expect(fixture, 409, TV_CALL_DECODE, client.id,
+           "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":20,\"max_tokens\":1}", client.epoch);
+    expect(fixture, 409, TV_CALL_FORK, client.id, "{\"epoch\":\"%s\"}", client.epoch);
+    expect(fixture, 200, TV_CALL_RENEW, client.id, "{\"lease_s\":60}");
+    client_check(fixture, &client);
+    ahead = client;
+    client_advance(fixture, &ahead, 3);
+    call =
+        ask(fixture, TV_CALL_VERIFY, client.id,
+            "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":23,\"tree\":{\"tokens\":[%d],\"parents\":"
+            "[-1]},\"if\":{\"seq\":1,\"leaf\":2,\"pending\":%d}}",
+            client.epoch, ahead.pending, ahead.pending);
+    assert_refused(call, 409, "round-held");
+    call_free(call);
+    expect(fixture, 200, TV_CALL_ROLLBACK, client.id,
+           "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":20,\"len\":20}", client.epoch);
+    client.seq++;
+    client_check(fixture, &client);
+    assert_int_equal(state_int(fixture, &client, "held_seq"), -1);
+    call = commit(fixture, &client, "\"path\":[]");
+    assert_refused(call, 404, "round-not-found");
+    call_free(call);
+    call = call_chain(fixture, &client, 2);
+    assert_reply(call_wait(call), 200);
+    call_free(call);
+    call_free(hold(fixture, &client, ",\"commit\":\"hold\""));
+    expect(fixture, 204, TV_CALL_DELETE, client.id, NULL);
+}
+
+/* The body of a one-node verify that settles round `seq` as the branch first. */
+static struct tv_call *prev(struct fixture *fixture, const struct client *client, int32_t seq,
+                            int32_t next)
+{
+    return ask(
+        fixture, TV_CALL_VERIFY, client->id,
+        "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%d],\"parents\":"
+        "[-1]},\"commit_prev\":{\"seq\":%d,\"path\":[0,1,3],\"next\":%d}}",
+        client->seq, client->epoch, client->len, client->pending, seq, next);
+}
+
+static void test_commit_prev(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    client_open(fixture, &client, 20, "");
+    call_free(hold(fixture, &client, ",\"commit\":\"hold\""));
+    client.seq++;
+    struct client before = client;
+    client_branch(fixture, &client, 99);
+    struct tv_call *call = prev(fixture, &client, 2, 99); /* another round is held */
+    assert_refused(call, 404, "round-not-found");
+    call_free(call);
+    client.len--; /* as the client would count without the branch's last node */
+    call = prev(fixture, &client, 1, 99);
+    assert_refused(call, 409, "length-mismatch");
+    call_free(call);
+    client.len++;
+    client_check(fixture, &before); /* a refusal settles nothing */
+    assert_int_equal(state_int(fixture, &before, "held_seq"), 1);
+    for (int32_t i = 0; i < 2; i++) {
+        call = prev(fixture, &client, 1, 99);
+        assert_status(call, "committed");
+        assert_int_equal(reply_int(call, "committed_len"), 24);
+        assert_int_equal(reply_flag(call, "replayed"), i);
+        call_free(call);
+    }
+    client_advance(fixture, &client, 1);
+    client_check(fixture, &client);
+}
+
+/* The round that settles fails after it has: the problem says so, and its retry need not. */
+static void test_commit_prev_of_a_round_that_fails(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    char code[32];
+    client_open(fixture, &client, 20, "");
+    call_free(hold(fixture, &client, ",\"commit\":\"hold\""));
+    client.seq++;
+    client_branch(fixture, &client, 99);
+    tv_fixed_engine_fail(fixture->engine, TV_KV_FULL, 1);
+    struct tv_call *call = prev(fixture, &client, 1, 99);
+    assert_reply(call, 503);
+    reply_text(call, "code", code, sizeof code);
+    assert_string_equal(code, "kv-full");
+    assert_true(reply_flag(call, "committed"));
+    call_free(call);
+    client_check(fixture, &client);
+    assert_int_equal(state_int(fixture, &client, "held_seq"), -1);
+    call = prev(fixture, &client, 1, 98); /* settled otherwise */
+    assert_refused(call, 404, "round-not-found");
+    call_free(call);
+    call = prev(fixture, &client, 1, 99);
+    assert_status(call, "committed");
+    call_free(call);
+    client_advance(fixture, &client, 1);
+    client_check(fixture, &client);
+}
+
+/* A held round that fails leaves no rows behind. */
+static void test_a_held_round_that_fails(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    client_open(fixture, &client, 20, "");
+    tv_fixed_engine_fail(fixture->engine, TV_NUMERIC_FAULT, 1);
+    struct tv_call *call = hold(fixture, &client, ",\"commit\":\"hold\"");
+    assert_refused(call, 500, "numeric-fault");
+    call_free(call);
+    client_check(fixture, &client);
+    assert_int_equal(state_int(fixture, &client, "held_seq"), -1);
+    call = call_chain(fixture, &client, 2);
+    assert_reply(call_wait(call), 200);
+    call_free(call);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_a_held_round_changes_nothing),
+        TEST(test_what_was_proposed_is_committed),
+        TEST(test_another_path_is_committed),
+        TEST(test_an_empty_path_discards),
+        TEST(test_rule_client_proposes_nothing),
+        TEST(test_paths_that_are_none),
+        TEST(test_what_may_run_meanwhile),
+        TEST(test_commit_prev),
+        TEST(test_commit_prev_of_a_round_that_fails),
+        TEST(test_a_held_round_that_fails),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
