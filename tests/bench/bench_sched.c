@@ -2,9 +2,12 @@
  * bench_sched.c - what sessions do to each other: small rounds beside long prompts, many sessions
  * at once, and one principal against many sessions of another.
  *
- * usage: bench_sched [checkpoint folder [seconds [threads]]]. The scheduler and the engine of the
- * daemon in this process, no sockets; a client is a thread that waits for its answer. Prints
- * figures, judges nothing.
+ * usage: bench_sched [checkpoint folder [seconds [threads [tokens of prompts]]]]. The scheduler and
+ * the engine of the daemon in this process, no sockets; a client is a thread that waits for its
+ * answer. Prints figures, judges nothing. With TV_BENCH_CPU_TIME=1 a wait is the processor time
+ * that this process used meanwhile, which a busy machine disturbs less (1 thread), and only the
+ * small rounds beside prompts are measured. TV_BENCH_WHOLE_SLICES=1: none goes between the parts
+ * of a slice.
  */
 #include <pthread.h>
 #include <semaphore.h>
@@ -25,6 +28,17 @@
 
 static struct tv_sched *sched;
 static struct tv_engine *engine;
+static int cpu_time;
+
+static int64_t now_us(void)
+{
+    struct timespec now;
+    if (!cpu_time) {
+        return tv_clock_us();
+    }
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now); /* cannot fail with this id */
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
 
 struct client {
     const char *principal;
@@ -75,12 +89,13 @@ static struct tv_call *ask(const char *principal, enum tv_call_kind kind, const 
     call->done = on_done;
     call->owner = &done;
     call->received_us = tv_clock_us();
+    int64_t start_us = now_us();
     if (tv_sched_submit(sched, call) != 0) {
         while (sem_wait(&done) != 0) {
             /* a signal came: go on waiting */
         }
     }
-    *ret_us = tv_clock_us() - call->received_us;
+    *ret_us = now_us() - start_us;
     (void)sem_destroy(&done); /* nobody waits */
     return call;
 }
@@ -265,7 +280,8 @@ static struct spread spread_of(const struct client *clients, int32_t count)
 
 /* Prompts of `length` tokens, one after the other, of another principal. */
 struct prompts {
-    int32_t length, count; /* count 0: until stop */
+    int32_t length, count;
+    uint32_t seed; /* its own: a known prompt would cost nothing */
     atomic_int stop;
     int64_t tokens, us;
 };
@@ -274,7 +290,7 @@ static void *prompts_main(void *context)
 {
     struct prompts *prompts = context;
     struct client client = {
-        .principal = "prompts", .prefix = prompts->length, .nodes = 1, .random = 99};
+        .principal = "prompts", .prefix = prompts->length, .nodes = 1, .random = prompts->seed};
     for (int32_t i = 0; i < prompts->count; i++) {
         prompts->us += session_open(&client);
         prompts->tokens += prompts->length;
@@ -284,11 +300,14 @@ static void *prompts_main(void *context)
     return NULL;
 }
 
-/* Small rounds alone, then while prompts of 32k tokens in all are prefilled. */
-static void beside_prompts(int32_t prefix, int32_t nodes, int32_t length, double seconds)
+/* Small rounds alone, then while prompts of `tokens` in all are prefilled. */
+static void beside_prompts(int32_t prefix, int32_t nodes, int32_t length, int32_t tokens,
+                           double seconds)
 {
     struct client client;
-    struct prompts prompts = {.length = length, .count = (32768 + length - 1) / length};
+    struct prompts prompts = {.length = length,
+                              .count = (tokens + length - 1) / length,
+                              .seed = (uint32_t)(prefix * 4099 + length)};
     pthread_t thread;
     client_make(&client, "rounds", prefix, nodes, 7);
     client.pause_us = 4000;
@@ -375,13 +394,21 @@ int main(int argc, char **argv)
     if (tv_sched_create(&config, engine, NULL, &sched) != 0) {
         die("no scheduler", NULL);
     }
-    beside_prompts(64, 8, 512, seconds);
-    beside_prompts(64, 8, 3584, seconds);
-    beside_prompts(3000, 8, 3584, seconds);
-    together(1, 16, 0, seconds);
-    together(4, 16, 0, seconds);
-    together(64, 16, 0, seconds);
-    together(64, 16, 1, seconds);
+    int32_t tokens = argc > 4 ? (int32_t)strtol(argv[4], NULL, 10) : 32768;
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* else lines come late, which is all */
+    cpu_time = getenv("TV_BENCH_CPU_TIME") != NULL;
+    if (getenv("TV_BENCH_WHOLE_SLICES") != NULL) {
+        engine->between = NULL; /* before the first call: nobody reads it yet */
+    }
+    beside_prompts(64, 8, 512, tokens, seconds);
+    beside_prompts(64, 8, 3584, tokens, seconds);
+    beside_prompts(3000, 8, 3584, tokens, seconds);
+    if (!cpu_time) {
+        together(1, 16, 0, seconds);
+        together(4, 16, 0, seconds);
+        together(64, 16, 0, seconds);
+        together(64, 16, 1, seconds);
+    }
     tv_sched_destroy(sched);
     tv_main_engine_close(engine);
     return 0;
