@@ -28,7 +28,7 @@ FRESH_S = 1.0  # for so long the last deep check's result is told again
 def start(fault, *options, model=MODEL):
     command = [PLANTED, "--model", model, "--listen", "127.0.0.1:0", "--threads", "1", *options]
     environment = dict(os.environ, TV_PLANT=fault)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def overwrite(path, name):
@@ -50,7 +50,7 @@ class StartTest(unittest.TestCase):
                     shutil.copy(os.path.join(VARIANT, name), folder)
                 overwrite(os.path.join(folder, "model.safetensors"), "lm_head.weight")
                 command = [os.environ["TREEVERIFYD"], "--model", folder, "--listen", "127.0.0.1:0", *options]
-                ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+                ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
                 self.assertEqual((ended.returncode, ended.stdout), (EXIT_CHECKPOINT, ""), ended.stderr)
                 self.assertIn(f"model {folder}: finite weights, but no finite logits", ended.stderr)
 
