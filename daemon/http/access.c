@@ -57,6 +57,24 @@ static size_t body_limit(const struct http_conn *conn)
     return 0;
 }
 
+/* The Idempotency-Key of a call that takes one. */
+static int check_key(struct http_conn *conn, const struct http_headers *headers,
+                     struct tv_problem *problem)
+{
+    if (headers->keys == 0 ||
+        (conn->route.kind != TV_CALL_CREATE && conn->route.kind != TV_CALL_FORK)) {
+        return 0;
+    }
+    if (headers->keys > 1 || headers->key[0] == '\0') {
+        tv_problem_set(problem, TV_BAD_REQUEST, NULL,
+                       "one Idempotency-Key of 1 to %d visible ASCII characters is taken",
+                       TV_KEY_BYTES_MAX);
+        return -EINVAL;
+    }
+    memcpy(conn->call->key, headers->key, sizeof headers->key);
+    return 0;
+}
+
 /* Everything that can be said before the body: 0, or -EINVAL with the problem set. */
 static int check_head(struct http_conn *conn, const char *method,
                       const struct http_headers *headers, struct tv_problem *problem)
@@ -84,6 +102,9 @@ static int check_head(struct http_conn *conn, const char *method,
     if (headers->length > conn->body_max) {
         tv_problem_set(problem, TV_BODY_TOO_LARGE, NULL, "the body may have %zu bytes",
                        conn->body_max);
+        return -EINVAL;
+    }
+    if (check_key(conn, headers, problem) != 0) {
         return -EINVAL;
     }
     return tv_http_query(conn->uri, &conn->http->limits, request, problem);

@@ -148,6 +148,8 @@ struct http_headers {
     uint64_t length;
     int is_json;                                  /* the media type of the body */
     char request_id[TV_REQUEST_ID_BYTES_MAX + 1]; /* "" when none is usable */
+    int keys;                                     /* how many Idempotency-Key there are */
+    char key[TV_KEY_BYTES_MAX + 1];               /* the last one, "" when it is of no use */
 };
 int tv_http_headers_walk(struct MHD_Connection *connection, const char *version,
                          struct http_headers *ret_headers, struct tv_problem *problem);

@@ -103,6 +103,23 @@ static void take_request_id(struct http_headers *headers, const char *text, size
     headers->request_id[bytes] = '\0';
 }
 
+/* Idempotency-Key: 1 to 64 visible ASCII characters; which calls mind, the caller knows. */
+static void take_key(struct http_headers *headers, const char *text, size_t bytes)
+{
+    headers->keys++;
+    headers->key[0] = '\0';
+    if (bytes < 1 || bytes > TV_KEY_BYTES_MAX) {
+        return;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        if (text[i] <= 0x20 || text[i] >= 0x7f) {
+            return;
+        }
+    }
+    memcpy(headers->key, text, bytes);
+    headers->key[bytes] = '\0';
+}
+
 static void refuse(struct walk *walk, enum tv_code code, const char *detail)
 {
     if (!walk->failed) {
@@ -148,6 +165,8 @@ static enum MHD_Result visit(void *context, enum MHD_ValueKind kind, const char 
         }
     } else if (is_named(name, name_bytes, "Expect")) {
         headers->wants_continue = 1;
+    } else if (is_named(name, name_bytes, "Idempotency-Key")) {
+        take_key(headers, value, value_bytes);
     } else if (is_named(name, name_bytes, "X-Request-Id")) {
         take_request_id(headers, value, value_bytes);
     }

@@ -350,8 +350,7 @@ int tv_sched_round_begin(struct job *job, struct tv_session *session, struct tv_
     return 0;
 }
 
-/* The same round is queued or running: wait for its answer. */
-static void join(struct tv_sched *sched, struct job *running, struct tv_call *call)
+void tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_call *call)
 {
     struct tv_call **link = &running->twins; /* in the order they came */
     while (*link != NULL) {
@@ -404,11 +403,11 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
         tv_session_renew(session, request->lease_s, tv_clock_us());
         return 1;
     case TV_SESSION_ATTACH:
-        join(sched, session->operation, call);
+        tv_sched_job_join(sched, session->operation, call);
         *ret_attached = 1;
         return 1;
     case TV_SESSION_JOIN:
-        join(sched, session->behind, call);
+        tv_sched_job_join(sched, session->behind, call);
         *ret_attached = 1;
         return 1;
     case TV_SESSION_SKIP:
@@ -498,6 +497,24 @@ static int has_prompt(const struct tv_request *request)
     return request->token_count > 0 && request->session[0] == '\0';
 }
 
+/* Every check that needs state; as check_round. */
+static int check(struct tv_sched *sched, struct job *job, int *ret_attached,
+                 struct tv_problem *problem)
+{
+    switch (job->call->request.kind) {
+    case TV_CALL_CREATE:
+        return check_create(sched, job, problem);
+    case TV_CALL_FORK:
+        return check_fork(sched, job, problem);
+    case TV_CALL_ONESHOT:
+    case TV_CALL_SCORE:
+    case TV_CALL_PARITY:
+        return check_detached(sched, job, problem);
+    default:
+        return check_round(sched, job, ret_attached, problem);
+    }
+}
+
 int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_problem problem = {0};
@@ -518,15 +535,9 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
         return 0;
     }
     tv_sched_lock(sched);
-    if (call->request.kind == TV_CALL_CREATE) {
-        rc = check_create(sched, job, &problem);
-    } else if (call->request.kind == TV_CALL_FORK) {
-        rc = check_fork(sched, job, &problem);
-    } else if (call->request.kind == TV_CALL_ONESHOT || call->request.kind == TV_CALL_SCORE ||
-               call->request.kind == TV_CALL_PARITY) {
-        rc = check_detached(sched, job, &problem);
-    } else {
-        rc = check_round(sched, job, &attached, &problem);
+    rc = tv_sched_key_judge(sched, job, &attached, &problem);
+    if (rc == 0) {
+        rc = check(sched, job, &attached, &problem);
     }
     if (rc == 0) {
         if (call->request.kind != TV_CALL_VERIFY) {
@@ -542,6 +553,9 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
     }
     int queued = rc == 0 || attached;
     sched->in_flight += queued;
+    if (rc != 0) {
+        tv_sched_key_release(sched, job);
+    }
     tv_sched_unlock(sched);
     if (rc != 0) {
         tv_sched_job_destroy(job);

@@ -103,6 +103,7 @@ void tv_sched_job_drop(struct tv_sched *sched, struct job *job, enum tv_code cod
     }
     sched->queue_count--;
     tv_sched_account_refund(job);
+    tv_sched_key_release(sched, job);
     refuse_all(job, &problem, ret_calls);
     tv_sched_job_destroy(job);
 }
@@ -156,6 +157,7 @@ void tv_sched_job_fail(struct tv_sched *sched, struct job *job, enum tv_code cod
     tv_sched_lock(sched);
     tv_sched_job_list_remove(&sched->running, job);
     session_restore(sched, job, &calls);
+    tv_sched_key_release(sched, job);
     refuse_all(job, &problem, &calls);
     tv_sched_unlock(sched);
     tv_sched_job_destroy(job);
@@ -185,7 +187,11 @@ void tv_sched_job_fail_rc(struct tv_sched *sched, struct job *job, int rc)
 void tv_sched_job_reply(struct job *job, int http_status, struct tv_buf *body)
 {
     for (struct tv_call *call = job->twins; call != NULL; call = call->next) {
-        tv_sched_reply_replay(call, body->data, body->bytes);
+        if (creates(job)) { /* no member of it says whose call it was */
+            tv_sched_reply_stored(call, http_status, body->data, body->bytes);
+        } else {
+            tv_sched_reply_replay(call, body->data, body->bytes);
+        }
     }
     for (struct tv_call *call = job->watchers; call != NULL; call = call->next) {
         tv_sched_reply_replay(call, body->data, body->bytes);
@@ -287,8 +293,11 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
         tv_session_commit(session, job->staged, &job->digest, job->end.token, job->end.finish);
     }
     if (creates(job)) {
+        int32_t lease_s = tv_sched_job_lease(job);
+        session->lease_s = lease_s > 0 ? lease_s : session->lease_s;
         session->context = job->context;
         job->context = NULL;
+        tv_sched_key_settle(sched, job, kept);
         tv_session_idle(&sched->table, session);
         tv_sessions_publish(&sched->table, session, now_us);
         parent_let_go(sched, job);
@@ -312,7 +321,7 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
 static int kept_make(struct job *job, const struct tv_buf *body, struct tv_session_kept *ret_kept)
 {
     memset(ret_kept, 0, sizeof *ret_kept);
-    if (job->round.seq == 0) {
+    if (job->round.seq == 0 && job->key == NULL) {
         return 0;
     }
     ret_kept->body = malloc(body->bytes);

@@ -76,6 +76,7 @@ struct job {
     int queued;                 /* in the queue, may still be dropped; guarded by the lock */
     int behind;                 /* queued, but in the list of those that wait for a round */
     struct tv_session *session; /* NULL: one-shot, parity on its own prefix, or let go */
+    struct tv_session_key *key; /* what the table knows of it; NULL: it came without one */
     struct tv_session *parent;  /* fork: whose rows the session gets; occupied too */
     struct tv_context *context; /* the session's, or owned when own_context */
     int own_context;
@@ -188,6 +189,8 @@ void tv_sched_job_list_insert(struct job_list *list, struct job *job);
 void tv_sched_reply_set(struct tv_call *call, int http_status, struct tv_buf *body);
 /* The kept or just encoded answer of a round, as a replay. */
 void tv_sched_reply_replay(struct tv_call *call, const char *body, size_t bytes);
+/* The stored or just encoded answer of a create or fork, as it is. */
+void tv_sched_reply_stored(struct tv_call *call, int http_status, const char *body, size_t bytes);
 /* Shorthand: one refusal with this code and text. */
 void tv_sched_reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer,
                            const char *text);
@@ -258,6 +261,16 @@ void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job);
 int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request,
                               struct tv_problem *problem);
 void *tv_sched_comparer_main(void *context);
+/* keys.c, with the lock. Does the call's Idempotency-Key know it? 0: no, and now it does; 1: the
+ * call is answered or attached, *ret_attached says which; -1 with *problem. */
+int tv_sched_key_judge(struct tv_sched *sched, struct job *job, int *ret_attached,
+                       struct tv_problem *problem);
+/* The call was refused: its key is free. */
+void tv_sched_key_release(struct tv_sched *sched, struct job *job);
+/* The call has succeeded: takes over kept->body when it came with a key. */
+void tv_sched_key_settle(struct tv_sched *sched, struct job *job, struct tv_session_kept *kept);
+/* admit.c, with the lock: the same call is queued or running; wait for its answer. */
+void tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_call *call);
 /* pages.c. Rollback, fork and commit: nothing to launch, done between two launches. */
 int tv_sched_pages_only(const struct job *job);
 void tv_sched_pages_run(struct tv_sched *sched, struct job *job);

@@ -97,6 +97,28 @@ void tv_sched_reply_set(struct tv_call *call, int http_status, struct tv_buf *bo
     memset(body, 0, sizeof *body);
 }
 
+/* Hand over a copy of what was answered before. A problem would deny what was done: without memory
+ * there is no answer, and the retry gets one. */
+static void reply_copy(struct tv_call *call, int http_status, struct tv_buf *copy)
+{
+    if (copy->failed != 0) {
+        tv_buf_finish(copy);
+        tv_buf_finish(&call->reply.body);
+        call->reply.http_status = 500;
+        call->reply.body.failed = -ENOMEM;
+        return;
+    }
+    tv_sched_reply_set(call, http_status, copy);
+}
+
+void tv_sched_reply_stored(struct tv_call *call, int http_status, const char *body, size_t bytes)
+{
+    struct tv_buf copy;
+    tv_buf_init(&copy, bytes + 1);
+    tv_buf_append(&copy, body, bytes);
+    reply_copy(call, http_status, &copy);
+}
+
 void tv_sched_reply_replay(struct tv_call *call, const char *body, size_t bytes)
 {
     struct tv_buf copy;
@@ -105,14 +127,7 @@ void tv_sched_reply_replay(struct tv_call *call, const char *body, size_t bytes)
     if (copy.failed == 0) {
         copy.failed = tv_encode_mark_replayed(&copy);
     }
-    if (copy.failed != 0) { /* a problem would deny the commit: no answer, and the retry gets one */
-        tv_buf_finish(&copy);
-        tv_buf_finish(&call->reply.body);
-        call->reply.http_status = 500;
-        call->reply.body.failed = -ENOMEM;
-        return;
-    }
-    tv_sched_reply_set(call, 200, &copy);
+    reply_copy(call, 200, &copy);
 }
 
 void tv_sched_reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer,

@@ -37,6 +37,7 @@ struct tv_call {
     struct tv_request request; /* owned; decoded */
     char principal[33];        /* key name; "" on an open loopback listener */
     char request_id[TV_REQUEST_ID_BYTES_MAX + 1];
+    char key[TV_KEY_BYTES_MAX + 1];     /* Idempotency-Key of a create or fork, or "" */
     int64_t received_us;                /* monotonic time of the last request byte */
     void (*done)(struct tv_call *call); /* called once, from any thread, unless submit returned 0 */
     void *owner;                        /* for done */

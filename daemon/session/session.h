@@ -18,7 +18,10 @@
 #include "proto/request.h"
 #include "proto/response.h"
 
-#define TV_SESSION_EXPIRED_MAX 4096 /* ids remembered for 410 */
+#define TV_SESSION_EXPIRED_MAX   4096        /* ids remembered for 410 */
+#define TV_SESSION_KEYS_MAX      4096        /* calls remembered by their Idempotency-Key */
+#define TV_SESSION_KEY_BYTES_MAX (16u << 20) /* of their answers */
+#define TV_SESSION_KEY_US        (INT64_C(600) * 1000000) /* and as long as what they made lives */
 
 struct tv_context; /* an engine's KV sequence; carried, never looked into */
 
@@ -125,6 +128,25 @@ struct tv_session_tomb {
     char principal[33];
 };
 
+/* One call that came with an Idempotency-Key. */
+struct tv_session_key {
+    char principal[33], key[TV_KEY_BYTES_MAX + 1];
+    char session[32]; /* in whose path it came, or "" */
+    uint8_t body_hash[32];
+    void *operation; /* sched/'s, while it is under way */
+    int64_t done_us;
+    char made[32]; /* the session that it created, or "" */
+    char *body;    /* its answer, owned */
+    size_t body_bytes;
+};
+
+struct tv_session_keys {
+    uint64_t *hashes;               /* [TV_SESSION_KEYS_MAX], owned; 0: the entry is free */
+    struct tv_session_key *entries; /* [TV_SESSION_KEYS_MAX], owned; a ring */
+    int32_t next;
+    size_t bytes; /* of the answers */
+};
+
 struct tv_sessions {
     pthread_mutex_t lock;
     struct tv_sessions_params params;
@@ -135,6 +157,7 @@ struct tv_sessions {
     struct tv_session *gone; /* idle and out of the table; the worker closes and destroys them */
     struct tv_session_tomb *tombs; /* [TV_SESSION_EXPIRED_MAX], owned; a ring */
     int32_t tomb_count, tomb_next;
+    struct tv_session_keys keys;
 };
 
 /* Draws the epoch. 0 or negative errno; finish copes with a failed init. */
@@ -166,6 +189,23 @@ int64_t tv_sessions_sweep(struct tv_sessions *table, int64_t now_us);
 /* States of the principal's sessions: *ret_states malloc'd, each to be destroyed. 0 or -ENOMEM. */
 int tv_sessions_list(struct tv_sessions *table, const char *principal, int64_t now_us,
                      struct tv_session_state **ret_states, int32_t *ret_count);
+/* keys.c. What is known of this principal's key, or NULL; an entry whose time is over goes. */
+struct tv_session_key *tv_session_key_find(struct tv_sessions *table, const char *principal,
+                                           const char *key, int64_t now_us);
+/* Is this the call that the entry knows: same path and body? */
+int tv_session_key_same(const struct tv_session_key *entry, const struct tv_request *request);
+/* Remember a call that nothing is known of, in place of the oldest; operation is not NULL. NULL: as
+ * many as there may be are under way. */
+struct tv_session_key *tv_session_key_begin(struct tv_sessions *table, const char *principal,
+                                            const char *key, const struct tv_request *request,
+                                            void *operation);
+/* It ended with this answer, which the table takes over, having made a session (or ""); body NULL:
+ * it was refused, and the key is free. */
+void tv_session_key_end(struct tv_sessions *table, struct tv_session_key *entry, const char *made,
+                        char *body, size_t body_bytes, int64_t now_us);
+/* Private to session/. init: 0, or -1 without memory; finish copes with that. */
+int tv_session_keys_init(struct tv_session_keys *keys);
+void tv_session_keys_finish(struct tv_session_keys *keys);
 /* Take the list of the gone. */
 struct tv_session *tv_sessions_take_gone(struct tv_sessions *table);
 void tv_session_destroy(struct tv_session *session);

@@ -61,7 +61,7 @@ int tv_sessions_init(struct tv_sessions *table, const struct tv_sessions_params 
     }
     table->buckets = calloc(table->bucket_count, sizeof(struct tv_session *));
     table->tombs = calloc(TV_SESSION_EXPIRED_MAX, sizeof *table->tombs);
-    if (table->buckets == NULL || table->tombs == NULL) {
+    if (tv_session_keys_init(&table->keys) != 0 || table->buckets == NULL || table->tombs == NULL) {
         return -ENOMEM;
     }
     rc = tv_random_bytes(random, sizeof random);
@@ -88,6 +88,7 @@ void tv_sessions_finish(struct tv_sessions *table)
     }
     free(table->buckets);
     free(table->tombs);
+    tv_session_keys_finish(&table->keys);
     (void)pthread_mutex_destroy(&table->lock); /* nobody holds it any more */
 }
 

@@ -174,6 +174,7 @@ struct plain_form {
 
 static const struct plain_form plain_forms[] = {
     {"create", TV_CALL_CREATE, "{\"tokens\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", 201, 0},
+    {"create with a key", TV_CALL_CREATE, "{\"tokens\":[1,2,3]}", 201, 0},
     {"one-shot", TV_CALL_ONESHOT,
      "{\"tokens\":[1,2,3],\"tree\":{\"tokens\":[4,5],\"parents\":[-1,0]},"
      "\"want\":{\"top_k\":3,\"logits\":{}}}",
@@ -192,6 +193,11 @@ static const struct plain_form plain_forms[] = {
     {"a reproducer that is not there", TV_CALL_PARITY_VIOLATION, NULL, 404, 0},
 };
 
+static int is_keyed(const struct plain_form *form)
+{
+    return strcmp(form->name, "create with a key") == 0;
+}
+
 static struct tv_call *plain_call(struct fixture *fixture, const struct client *client,
                                   const struct plain_form *form)
 {
@@ -202,6 +208,9 @@ static struct tv_call *plain_call(struct fixture *fixture, const struct client *
     struct tv_call *call = form->body != NULL
                                ? call_make(fixture, form->kind, session, "%s", form->body)
                                : call_make(fixture, form->kind, session, NULL);
+    if (is_keyed(form)) {
+        (void)snprintf(call->key, sizeof call->key, "key");
+    }
     call->request.tail = form->kind == TV_CALL_STATE ? 40 : 0;
     call->request.seq = form->kind == TV_CALL_TENSOR ? 1 : 0;
     call->request.deep = form->kind == TV_CALL_READY;
@@ -240,7 +249,7 @@ static void plain_sweep(struct fixture *fixture, const struct client *client,
     if (created[0] != '\0') {
         expect(fixture, 204, TV_CALL_DELETE, created, NULL);
     }
-    fault_settle(idle);
+    fault_settle(idle + is_keyed(form)); /* the answer that a repeat would get */
     assert_int_equal(tv_sched_in_flight(fixture->sched), 0);
 }
 

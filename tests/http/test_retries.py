@@ -146,6 +146,35 @@ class RetryTest(unittest.TestCase):
         self.assertGreater(sum(end[4] for end in ends), 0)
         print(f"{CLIENTS * ROUNDS} rounds in {seconds:.1f} s, {launches} launches, {total}")
 
+    def test_a_key_is_one_session(self):
+        """Idempotency-Key of create and fork: forms that are taken, the same bytes again, another body."""
+        body, other = {"tokens": [1, 2, 3]}, {"tokens": [1, 2, 4]}
+        with FixedDaemon("--drain-grace-s", "0") as daemon:
+            caller = Caller(daemon)
+            for bad in ([""], ["x" * 65], ["a b"], ["\xe9"], ["one", "two"]):
+                headers = [f"Idempotency-Key: {key}" for key in bad]
+                answer = caller.call("POST", "/v1/sessions", body, headers)
+                self.assertEqual((answer.status, answer.json["code"]), (400, "bad-request"), bad)
+            for good in ("k", '"9f1c0b1e-7d0b"', "~" * 64):
+                headers = [f"idempotency-key: {good}"]
+                first = caller.call("POST", "/v1/sessions", body, headers)
+                again = caller.call("POST", "/v1/sessions", body, headers)
+                self.assertEqual((first.status, again.status, again.body), (201, 201, first.body))
+                answer = caller.call("POST", "/v1/sessions", other, headers)
+                self.assertEqual((answer.status, answer.json["code"]), (422, "seq-reused"))
+            state = first.json
+            path, fork = f"/v1/sessions/{state['session']}", {"epoch": state["epoch"], "len": 2}
+            first = caller.call("POST", path + "/fork", fork, ["Idempotency-Key: f"])
+            again = caller.call("POST", path + "/fork", fork, ["Idempotency-Key: f"])
+            self.assertEqual((first.status, again.status, again.body), (201, 201, first.body))
+            back = {"seq": 1, "epoch": state["epoch"], "expected_len": 3, "len": 2}
+            answer = caller.call("POST", path + "/rollback", back, ["Idempotency-Key: of no effect"])
+            self.assertEqual((answer.status, answer.json["pending"]), (200, 3))
+            self.assertEqual(answer.json["digest"], first.json["digest"])
+            self.assertTrue(caller.call("POST", path + "/rollback", back).json["replayed"])
+            self.assertEqual(len(caller.call("GET", "/v1/sessions").json["sessions"]), 4)
+            caller.close()
+
     def test_b52_two_at_once_are_one_launch(self):
         """The same round on two connections while the engine works for it; and another body meanwhile."""
         with FixedDaemon("--drain-grace-s", "0") as daemon:
