@@ -1,10 +1,10 @@
 /*
  * test_accounting.c - sessions and pages together against plain arrays (B10, B11).
  *
- * A million random creates, rounds, extensions, rounds that fail after their commit, deletions and
- * expiries. After each: the length, digest and pages of the session are those of the array, and
- * free plus held pages are all there are. Forks and rollbacks by name are not served yet; the
- * truncation under them is what a failed round does here.
+ * A million random creates, rounds, extensions, rollbacks, forks, rounds that fail after their
+ * commit, deletions and expiries. After each: the length, digest and pages of the session are those
+ * of the array, every page has as many holders as there are sessions with it, and free plus held
+ * pages are all there are.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -35,6 +35,8 @@ struct slot {
     int32_t tokens[LEN_MAX + 2 * ROWS_MAX];
     int32_t len;
     struct tv_digest digest;
+    struct tv_digest digests[LEN_MAX + 2 * ROWS_MAX + 1]; /* of every length so far */
+    int32_t seen[PAGES], seen_count;                      /* its pages at the last check */
     char id[32];
 };
 
@@ -43,7 +45,7 @@ struct world {
     struct tv_cache *cache;
     struct tv_sessions table;
     struct slot slots[SLOTS];
-    int8_t owner[PAGES]; /* slot that holds the page, or -1 */
+    int32_t holders[PAGES]; /* slots that hold the page */
     int32_t page_size;
     int64_t now_us;
     uint64_t random;
@@ -70,7 +72,6 @@ static void world_open(struct world *world, int32_t page_size)
     struct tv_sessions_params params = {
         .sessions_max = SLOTS, .page_size = page_size, .model_max_len = 100000};
     memset(world, 0, sizeof *world);
-    memset(world->owner, -1, sizeof world->owner);
     memcpy(params.model_id, model_id, sizeof model_id);
     world->page_size = page_size;
     world->random = 20261129 + (uint64_t)page_size;
@@ -89,26 +90,32 @@ static void bury(struct world *world)
     }
 }
 
-/* What the array says of slot i; its pages have no other owner. */
+/* What the array says of slot i, and of every page. */
 static void slot_check(struct world *world, int32_t i)
 {
     struct slot *slot = &world->slots[i];
-    int64_t held = 0;
-    for (int32_t p = 0; p < PAGES; p++) {
-        world->owner[p] = world->owner[p] == i ? -1 : world->owner[p];
+    int64_t held = 0, shared = 0;
+    for (int32_t p = 0; p < slot->seen_count; p++) {
+        world->holders[slot->seen[p]]--;
+    }
+    slot->seen_count = slot->seq.page_count;
+    for (int32_t p = 0; p < slot->seq.page_count; p++) {
+        slot->seen[p] = slot->seq.pages[p];
+        world->holders[slot->seen[p]]++;
     }
     for (int32_t p = 0; p < slot->seq.page_count; p++) {
-        assert_int_equal(world->owner[slot->seq.pages[p]], -1);
-        world->owner[slot->seq.pages[p]] = (int8_t)i;
+        assert_int_equal(tv_cache_holders(world->cache, slot->seen[p]),
+                         world->holders[slot->seen[p]]);
     }
     for (int32_t p = 0; p < PAGES; p++) {
-        held += world->owner[p] >= 0;
+        held += world->holders[p] > 0;
+        shared += world->holders[p] > 1;
     }
     struct tv_cache_counts counts;
     tv_cache_counts(world->cache, &counts);
     assert_int_equal(counts.held, held);
     assert_int_equal(counts.free, PAGES - held);
-    assert_int_equal(counts.shared, 0);
+    assert_int_equal(counts.shared, shared);
     assert_int_equal(slot->seq.len, slot->len);
     assert_int_equal(slot->seq.scratch, 0);
     assert_int_equal(slot->seq.page_count, (slot->len + world->page_size - 1) / world->page_size);
@@ -143,8 +150,10 @@ static int rows_reserve(struct world *world, struct slot *slot, int32_t count)
     struct tv_cache_shortage shortage = {-1, -1};
     struct tv_cache_counts counts;
     tv_cache_counts(world->cache, &counts);
-    int64_t needed =
-        (slot->len + count + world->page_size - 1) / world->page_size - slot->seq.page_count;
+    int32_t tail = slot->seq.page_count - 1;
+    int copies = slot->len % world->page_size != 0 && world->holders[slot->seq.pages[tail]] > 1;
+    int64_t needed = (slot->len + count + world->page_size - 1) / world->page_size -
+                     slot->seq.page_count + copies;
     int rc = tv_cache_reserve(world->cache, &slot->seq, count, &shortage);
     assert_int_equal(rc, needed > counts.free ? -ENOSPC : 0);
     if (rc != 0) {
@@ -173,6 +182,7 @@ static void tokens_commit(struct slot *slot, const int32_t *tokens, int32_t coun
     for (int32_t i = 0; i < count; i++) {
         slot->tokens[slot->len++] = tokens[i];
         tv_digest_push(&slot->digest, tokens[i]);
+        slot->digests[slot->len] = slot->digest;
     }
 }
 
@@ -247,6 +257,42 @@ static void op_extend(struct world *world, int32_t i)
     tokens_commit(slot, tokens, count, &digest);
 }
 
+static void op_rollback(struct world *world, int32_t i)
+{
+    struct slot *slot = &world->slots[i];
+    int32_t len = 1 + below(world, slot->len), pending = -1;
+    enum tv_finish finish = TV_FINISH_STOP;
+    struct tv_digest digest;
+    tv_session_at(slot->session, len, &digest, &pending, &finish);
+    assert_memory_equal(&digest, &slot->digests[len], sizeof digest);
+    assert_int_equal(pending, len < slot->len ? slot->tokens[len] : slot->session->pending);
+    assert_int_equal(finish, TV_FINISH_NONE);
+    assert_int_equal(tv_cache_truncate(world->cache, &slot->seq, len), 0);
+    tv_session_rollback(slot->session, len, &digest, pending, finish);
+    slot->len = len;
+    slot->digest = digest;
+}
+
+/* Slot i, which is empty, becomes a fork of another one. */
+static void op_fork(struct world *world, int32_t i)
+{
+    struct slot *slot = &world->slots[i], *parent = &world->slots[below(world, SLOTS)];
+    struct tv_request request = {.kind = TV_CALL_FORK, .lease_s = 10};
+    if (parent->session == NULL) {
+        return;
+    }
+    int32_t len = below(world, 2) == 0 ? parent->len : 1 + below(world, parent->len);
+    assert_int_equal(
+        tv_sessions_fork(&world->table, parent->session, len, &request, &slot->session), 0);
+    assert_int_equal(tv_cache_fork(world->cache, &parent->seq, len, &slot->seq), 0);
+    tv_sessions_publish(&world->table, slot->session, world->now_us);
+    memcpy(slot->id, slot->session->id, sizeof slot->id);
+    memcpy(slot->tokens, parent->tokens, (size_t)len * sizeof slot->tokens[0]);
+    memcpy(slot->digests, parent->digests, (size_t)(len + 1) * sizeof slot->digests[0]);
+    slot->len = len;
+    slot->digest = slot->digests[len];
+}
+
 static void op_end(struct world *world, int32_t i, int expires)
 {
     struct slot *slot = &world->slots[i];
@@ -268,12 +314,16 @@ static void op_any(struct world *world, int32_t i)
 {
     struct slot *slot = &world->slots[i];
     int32_t what = below(world, 100);
-    if (slot->session == NULL) {
+    if (slot->session == NULL && what < 50) {
+        op_fork(world, i);
+    } else if (slot->session == NULL) {
         op_create(world, i);
     } else if (slot->len > LEN_MAX || what < 2) {
         op_end(world, i, what % 2);
-    } else if (what < 60) {
+    } else if (what < 55) {
         op_round(world, i, 0);
+    } else if (what < 65) {
+        op_rollback(world, i);
     } else if (what < 85) {
         op_round(world, i, 1);
     } else {
