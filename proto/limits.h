@@ -32,6 +32,7 @@
 #define TV_REQUEST_ID_BYTES_MAX 64
 #define TV_SEED_DIGITS_MAX      20
 #define TV_KEY_BYTES_MAX        64 /* of an Idempotency-Key */
+#define TV_BATCH_ITEMS_MAX      64
 
 /* Answers that a session keeps for retries: whichever is less, always the last one. */
 #define TV_REPLAY_ROUNDS_MAX 8

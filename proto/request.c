@@ -16,6 +16,7 @@
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define AT(member)      offsetof(struct tv_request, member)
 #define BODY_NODES_MAX  2048 /* values besides long arrays; our largest body needs about 60 */
+#define BATCH_NODES_MAX (8 * BODY_NODES_MAX) /* 64 items of about 60 and their short arrays */
 #define INT31_MAX       2147483647.0
 #define TOKENS                                                                                     \
     {                                                                                              \
@@ -40,6 +41,10 @@
 #define SAMPLING                                                                                   \
     {                                                                                              \
         "sampling", 0, tv_request_read_sampling, 0, 0, 0                                           \
+    }
+#define SESSION                                                                                    \
+    {                                                                                              \
+        "session", 1, tv_request_read_session, AT(session), 0, 0                                   \
     }
 #define SEQ                                                                                        \
     {                                                                                              \
@@ -99,7 +104,9 @@ static TV_REQUEST_READER(read_round_rule)
     {                                                                                              \
         "rule", 0, read_round_rule, AT(rule), 0, 0                                                 \
     }
+/* The session is named in items of a batch alone, and comes first, so that the others skip it. */
 static const struct tv_request_field verify_fields[] = {
+    SESSION,
     SEQ,
     EPOCH,
     EXPECTED_LEN,
@@ -121,6 +128,7 @@ static TV_REQUEST_READER(read_optional_len)
 }
 /* Alternatives stand instead of a tree, of its guess and of what that implies. */
 static const struct tv_request_field alternatives_fields[] = {
+    SESSION,
     SEQ,
     EPOCH,
     {"expected_len", 0, read_optional_len, AT(expected_len), 0, INT31_MAX},
@@ -187,6 +195,9 @@ static const struct tv_request_field commit_fields[] = {
     DEADLINE,
     LEASE(0),
     ACK,
+};
+static const struct tv_request_field batch_fields[] = {
+    {"items", 1, tv_request_read_items, 0, 0, 0},
 };
 static const struct tv_request_field renew_fields[] = {LEASE(1)};
 static const struct tv_request_field oneshot_fields[] = {
@@ -365,17 +376,20 @@ static int read_score(struct tv_request_reader *reader, const struct tv_json_val
     return read_oneshot(reader, root, score_fields, COUNT_OF(score_fields));
 }
 
-static int read_verify(struct tv_request_reader *reader, const struct tv_json_value *root)
+int tv_request_read_verify(struct tv_request_reader *reader, const struct tv_json_value *root,
+                           int is_item)
 {
     struct tv_request *request = reader->request;
+    size_t skipped = is_item ? 0 : 1;
     int rc;
 
     if (tv_json_member(root, "alternatives") != NULL) {
         request->len_implied = 1;
-        rc = tv_request_read_object(reader, root, alternatives_fields,
-                                    COUNT_OF(alternatives_fields), request);
+        rc = tv_request_read_object(reader, root, alternatives_fields + skipped,
+                                    COUNT_OF(alternatives_fields) - skipped, request);
     } else {
-        rc = tv_request_read_object(reader, root, verify_fields, COUNT_OF(verify_fields), request);
+        rc = tv_request_read_object(reader, root, verify_fields + skipped,
+                                    COUNT_OF(verify_fields) - skipped, request);
     }
     if (rc == 0) {
         rc = tv_request_check_if(reader);
@@ -406,7 +420,9 @@ static int read_body(struct tv_request_reader *reader, const struct tv_json_valu
     case TV_CALL_CREATE:
         return read_create(reader, root);
     case TV_CALL_VERIFY:
-        return read_verify(reader, root);
+        return tv_request_read_verify(reader, root, 0);
+    case TV_CALL_BATCH:
+        return tv_request_read_object(reader, root, batch_fields, COUNT_OF(batch_fields), request);
     case TV_CALL_EXTEND:
         return read_prompt(reader, root, extend_fields, COUNT_OF(extend_fields), 0);
     case TV_CALL_DECODE:
@@ -431,6 +447,17 @@ static int read_body(struct tv_request_reader *reader, const struct tv_json_valu
     }
 }
 
+void tv_request_init(struct tv_request *request, enum tv_call_kind kind)
+{
+    *request = (struct tv_request){.kind = kind,
+                                   .deadline_ms = TV_DEADLINE_MS_DEFAULT,
+                                   .sampling = {.rule = TV_RULE_TARGET_WALK,
+                                                .temperature = 1.0,
+                                                .top_p = 1.0,
+                                                .typical_epsilon = TV_TYPICAL_EPSILON_DEFAULT,
+                                                .typical_delta = TV_TYPICAL_DELTA_DEFAULT}};
+}
+
 int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_bytes,
                       const struct tv_request_limits *limits, struct tv_request *ret_request,
                       struct tv_problem *problem)
@@ -438,7 +465,8 @@ int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_byte
     /* An array of n numbers takes 2n bytes, so the body's own limit bounds the values. */
     const struct tv_json_limits json_limits = {.depth_max = TV_JSON_DEPTH_MAX,
                                                .values_max = body_bytes + 1,
-                                               .nodes_max = BODY_NODES_MAX,
+                                               .nodes_max = kind == TV_CALL_BATCH ? BATCH_NODES_MAX
+                                                                                  : BODY_NODES_MAX,
                                                .borrow_text = 1};
     struct tv_request_reader reader = {
         .limits = limits, .request = ret_request, .problem = problem};
@@ -446,13 +474,7 @@ int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_byte
     struct tv_json *doc = NULL;
     int rc;
 
-    *ret_request = (struct tv_request){.kind = kind,
-                                       .deadline_ms = TV_DEADLINE_MS_DEFAULT,
-                                       .sampling = {.rule = TV_RULE_TARGET_WALK,
-                                                    .temperature = 1.0,
-                                                    .top_p = 1.0,
-                                                    .typical_epsilon = TV_TYPICAL_EPSILON_DEFAULT,
-                                                    .typical_delta = TV_TYPICAL_DELTA_DEFAULT}};
+    tv_request_init(ret_request, kind);
     rc = tv_json_parse(body, body_bytes, &json_limits, &doc, &error);
     if (rc == -EINVAL) {
         tv_problem_set(problem, TV_BAD_JSON, NULL, "byte %zu: %s", error.offset, error.what);
@@ -485,6 +507,7 @@ void tv_request_finish(struct tv_request *request)
         tv_tree_finish(&request->alternatives[i].tree);
     }
     free(request->alternatives);
+    tv_request_items_finish(request);
     free(request->tokens);
     free(request->path);
     free(request->want.rows.nodes);

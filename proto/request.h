@@ -31,6 +31,7 @@ enum tv_call_kind {
     TV_CALL_TENSOR,           /* GET    /v1/sessions/{id}/rounds/{seq}/tensor */
     TV_CALL_ONESHOT,          /* POST   /v1/verify */
     TV_CALL_SCORE,            /* POST   /v1/score */
+    TV_CALL_BATCH,            /* POST   /v1/verify:batch */
     TV_CALL_PARITY,           /* POST   /v1/parity?strict=1 */
     TV_CALL_PARITY_TOTALS,    /* GET /v1/parity */
     TV_CALL_PARITY_VIOLATION, /* GET /v1/parity/violations/{n} */
@@ -81,6 +82,7 @@ struct tv_want {
     enum tv_tensor_dtype logits_dtype;
     int logits_fetch; /* 0 inline, 1 via GET tensor */
     int shadow;
+    uint64_t inline_bytes_most; /* what the inline blocks may take, at most */
 };
 
 /* Where the round before may end: at this node, with this token pending. */
@@ -92,6 +94,8 @@ struct tv_alternative {
     struct tv_guess guess;
     struct tv_tree tree; /* owned */
 };
+
+struct tv_request_item; /* of a batch, below */
 
 /* One decoded call. Which members count depends on kind; the rest is zero. */
 struct tv_request {
@@ -141,6 +145,8 @@ struct tv_request {
     int32_t path_count;
     int has_next; /* with a path: the token that is pending behind it */
     int32_t next;
+    struct tv_request_item *items; /* [item_count], owned; batch */
+    int32_t item_count;
     struct tv_want want;
     int32_t deadline_ms, lease_s; /* lease_s 0 = absent */
     int32_t ack;                  /* 0 = absent */
@@ -154,6 +160,13 @@ struct tv_request {
     struct tv_rows tensor_rows;
 
     uint8_t body_hash[32]; /* SHA-256 over the decoded request without deadline_ms, lease_s, ack */
+};
+
+/* One verify of a batch: decoded, or refused with a problem of its own. */
+struct tv_request_item {
+    int refused;
+    struct tv_problem problem; /* when refused */
+    struct tv_request request; /* of kind verify, with its session; empty when refused */
 };
 
 /* What the decoder must know of the server. */

@@ -69,6 +69,13 @@ TV_REQUEST_READER(tv_request_read_sampling);
 TV_REQUEST_READER(tv_request_read_stop);
 TV_REQUEST_READER(tv_request_read_tree);
 TV_REQUEST_READER(tv_request_read_want);
+TV_REQUEST_READER(tv_request_read_items); /* request_batch.c */
+/* Everything at its default. */
+void tv_request_init(struct tv_request *request, enum tv_call_kind kind);
+/* The body of a verify, which names its session when it is an item of a batch. */
+int tv_request_read_verify(struct tv_request_reader *reader, const struct tv_json_value *root,
+                           int is_item);
+void tv_request_items_finish(struct tv_request *request);
 TV_REQUEST_READER(tv_request_read_if);           /* seq, leaf, pending */
 TV_REQUEST_READER(tv_request_read_if_seq);       /* beside alternatives: seq alone */
 TV_REQUEST_READER(tv_request_read_alternatives); /* each with its guess and its tree */

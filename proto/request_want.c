@@ -204,7 +204,7 @@ static uint64_t rows_most(const struct tv_rows *rows, const struct tv_tree *tree
     }
 }
 
-static int check_inline_tree(struct tv_request_reader *reader, const struct tv_want *want,
+static int check_inline_tree(struct tv_request_reader *reader, struct tv_want *want,
                              const struct tv_tree *tree)
 {
     uint64_t bytes = 0;
@@ -221,11 +221,12 @@ static int check_inline_tree(struct tv_request_reader *reader, const struct tv_w
             reader, TV_WRONG_VALUE, "inline blocks of up to %llu bytes are over the limit of %llu",
             (unsigned long long)bytes, (unsigned long long)reader->limits->inline_bytes);
     }
+    want->inline_bytes_most = bytes > want->inline_bytes_most ? bytes : want->inline_bytes_most;
     return 0;
 }
 
 /* Whether the blocks fit must not depend on the outcome, so the longest path counts. */
-static int check_inline(struct tv_request_reader *reader, const struct tv_want *want)
+static int check_inline(struct tv_request_reader *reader, struct tv_want *want)
 {
     int rc = 0;
 

@@ -404,6 +404,20 @@ void tv_encode_running(struct tv_buf *buf, int32_t seq)
     tv_buf_printf(buf, "{\"seq\":%d,\"status\":\"running\"}", (int)seq);
 }
 
+void tv_encode_batch(struct tv_buf *buf, const struct tv_batch_answer *answers, int32_t count)
+{
+    int32_t i;
+
+    tv_write_raw(buf, "{\"items\":[");
+    for (i = 0; i < count; i++) {
+        tv_buf_printf(buf, "%s{\"status\":%d,\"%s\":", i > 0 ? "," : "", (int)answers[i].status,
+                      answers[i].status < 400 ? "body" : "problem");
+        tv_buf_append(buf, answers[i].body, answers[i].bytes);
+        tv_write_raw(buf, "}");
+    }
+    tv_write_raw(buf, "]}");
+}
+
 void tv_encode_draft(struct tv_buf *buf, const struct tv_tree *tree)
 {
     int64_t cells = (int64_t)tree->count * tree->draft.width;

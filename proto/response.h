@@ -194,6 +194,13 @@ void tv_encode_session_state(struct tv_buf *buf, const struct tv_session_state *
 void tv_encode_session_list(struct tv_buf *buf, const struct tv_session_state *states,
                             int32_t count);
 void tv_encode_running(struct tv_buf *buf, int32_t seq);
+/* The answers of a batch's items, in order; body is a whole JSON text. */
+struct tv_batch_answer {
+    int32_t status;
+    const char *body;
+    size_t bytes;
+};
+void tv_encode_batch(struct tv_buf *buf, const struct tv_batch_answer *answers, int32_t count);
 /* One log-probability per node, null for node 0. */
 void tv_encode_scores(struct tv_buf *buf, const float *logprobs, int32_t count);
 void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info);

@@ -68,7 +68,7 @@ static void write_features(struct tv_buf *buf)
                  ",\"rules\":[\"target_walk\",\"greedy\",\"ratio_wor\",\"typical\",\"client\"],"
                  "\"features\":["
                  "\"sessions\",\"verify\",\"extend\",\"decode\",\"rollback\",\"fork\","
-                 "\"renew\",\"oneshot\",\"score\","
+                 "\"renew\",\"oneshot\",\"score\",\"batch\","
                  "\"tokens_b64\",\"want.top_k\",\"want.logprobs\",\"want.logits\","
                  "\"want.logits.fetch\",\"want.shadow\",\"parity\",\"prefix\",\"if\","
                  "\"alternatives\",\"commit\"]"

@@ -63,6 +63,7 @@ static const struct path_entry paths[] = {
     {"/v1/sessions/*/rounds/*/tensor", GET_ONLY, ON_WORK, TV_CALL_TENSOR, NO_CALL, NO_CALL,
      HTTP_BODY_NONE},
     {"/v1/verify", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_ONESHOT, NO_CALL, HTTP_BODY_LARGE},
+    {"/v1/verify:batch", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_BATCH, NO_CALL, HTTP_BODY_LARGE},
     {"/v1/score", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_SCORE, NO_CALL, HTTP_BODY_LARGE},
 };
 

@@ -515,10 +515,39 @@ static int check(struct tv_sched *sched, struct job *job, int *ret_attached,
     }
 }
 
+/* With the lock: the checks, then the queue. 0: queued; 1: answered, or attached when *ret_attached
+ * says so; -EINVAL with *problem. */
+static int admit(struct tv_sched *sched, struct job *job, int *ret_attached,
+                 struct tv_problem *problem)
+{
+    const struct tv_request *request = &job->call->request;
+    int rc = tv_sched_key_judge(sched, job, ret_attached, problem);
+    if (rc == 0) {
+        rc = check(sched, job, ret_attached, problem);
+    }
+    if (rc == 0) {
+        if (request->kind != TV_CALL_VERIFY) {
+            job->nodes = request->has_tree ? request->tree.count : 1;
+        }
+        job->queued = 1;
+        tv_sched_job_list_push(job->behind ? &sched->behind : &sched->queue, job);
+        sched->queue_count++;
+        (void)pthread_cond_signal(&sched->wake);
+    }
+    if (rc < 0) {
+        tv_sched_account_refund(job);
+    }
+    sched->in_flight += rc == 0 || *ret_attached;
+    if (rc != 0) {
+        tv_sched_key_release(sched, job);
+    }
+    return rc;
+}
+
 int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_problem problem = {0};
-    int attached = 0, rc;
+    int attached = 0;
     struct job *job = job_create(sched, call);
     if (job == NULL) {
         tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the call");
@@ -535,27 +564,7 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
         return 0;
     }
     tv_sched_lock(sched);
-    rc = tv_sched_key_judge(sched, job, &attached, &problem);
-    if (rc == 0) {
-        rc = check(sched, job, &attached, &problem);
-    }
-    if (rc == 0) {
-        if (call->request.kind != TV_CALL_VERIFY) {
-            job->nodes = call->request.has_tree ? call->request.tree.count : 1;
-        }
-        job->queued = 1;
-        tv_sched_job_list_push(job->behind ? &sched->behind : &sched->queue, job);
-        sched->queue_count++;
-        (void)pthread_cond_signal(&sched->wake);
-    }
-    if (rc < 0) {
-        tv_sched_account_refund(job);
-    }
-    int queued = rc == 0 || attached;
-    sched->in_flight += queued;
-    if (rc != 0) {
-        tv_sched_key_release(sched, job);
-    }
+    int rc = admit(sched, job, &attached, &problem);
     tv_sched_unlock(sched);
     if (rc != 0) {
         tv_sched_job_destroy(job);
@@ -563,5 +572,28 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
     if (rc < 0) {
         tv_sched_refuse(call, &problem);
     }
-    return queued;
+    return rc == 0 || attached;
+}
+
+void tv_sched_admit_all(struct tv_sched *sched, struct tv_call **calls, int32_t count, int *queued)
+{
+    tv_sched_lock(sched);
+    for (int32_t i = 0; i < count; i++) {
+        struct tv_problem problem = {0};
+        int attached = 0, rc = -EINVAL;
+        struct job *job = job_create(sched, calls[i]);
+        if (job != NULL) {
+            rc = admit(sched, job, &attached, &problem);
+        } else {
+            (void)fault(&problem, "no memory for the call"); /* always -EINVAL */
+        }
+        if (rc != 0) {
+            tv_sched_job_destroy(job);
+        }
+        if (rc < 0) {
+            tv_sched_refuse(calls[i], &problem);
+        }
+        queued[i] = rc == 0 || attached;
+    }
+    tv_sched_unlock(sched);
 }

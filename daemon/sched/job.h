@@ -206,6 +206,13 @@ int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
 
 /* admit.c: calls for the worker. Without the lock. */
 int tv_sched_admit(struct tv_sched *sched, struct tv_call *call);
+/* The same for several rounds of sessions, under one lock: the worker sees them together. queued[i]
+ * is 1: done will be called, or 0: the reply is filled. */
+void tv_sched_admit_all(struct tv_sched *sched, struct tv_call **calls, int32_t count, int *queued);
+/* batch.c: verify:batch. As tv_sched_submit; cancel as tv_sched_cancel. Without the lock. */
+int tv_sched_batch_submit(struct tv_sched *sched, struct tv_call *call);
+void tv_sched_batch_cancel(struct tv_sched *sched, struct tv_batch *batch);
+void tv_sched_batch_destroy(struct tv_batch *batch);
 void tv_sched_job_destroy(struct job *job);
 /* With the lock: the session has said that this round may run; make it the session's operation. 0,
  * or -EINVAL with *problem and nothing changed. */

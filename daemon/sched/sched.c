@@ -20,6 +20,7 @@ struct tv_call *tv_call_create(void)
     struct tv_call *call = calloc(1, sizeof *call);
     if (call != NULL) {
         atomic_init(&call->cancelled, 0);
+        atomic_init(&call->batch, NULL);
     }
     return call;
 }
@@ -29,6 +30,7 @@ void tv_call_destroy(struct tv_call *call)
     if (call != NULL) {
         tv_request_finish(&call->request);
         tv_buf_finish(&call->reply.body);
+        tv_sched_batch_destroy(atomic_load_explicit(&call->batch, memory_order_relaxed));
         free(call);
     }
 }
@@ -193,6 +195,8 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_HEALTH:
     case TV_CALL_READY:
         return tv_sched_answer_info(sched, call);
+    case TV_CALL_BATCH:
+        return tv_sched_batch_submit(sched, call);
     case TV_CALL_CREATE:
     case TV_CALL_VERIFY:
     case TV_CALL_EXTEND:
@@ -246,6 +250,11 @@ void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
 {
     static const char text[] = "the client has gone";
     struct tv_call *calls = NULL;
+    struct tv_batch *batch = atomic_load_explicit(&call->batch, memory_order_acquire);
+    if (batch != NULL) {
+        tv_sched_batch_cancel(sched, batch);
+        return;
+    }
     tv_sched_lock(sched);
     /* relaxed: only a hint for who looks at the call; the lists are guarded by the lock */
     atomic_store_explicit(&call->cancelled, 1, memory_order_relaxed);

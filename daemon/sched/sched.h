@@ -44,7 +44,9 @@ struct tv_call {
     atomic_int cancelled;               /* set by tv_sched_cancel */
 
     struct tv_reply reply; /* valid after completion */
-    struct tv_call *next;  /* sched's queue link */
+    /* verify:batch: sched's, owned. Written once, with release, for a cancel beside the submit. */
+    _Atomic(struct tv_batch *) batch;
+    struct tv_call *next; /* sched's queue link */
 };
 struct tv_call *tv_call_create(void);
 void tv_call_destroy(struct tv_call *call);

@@ -182,6 +182,7 @@ static const struct plain_form plain_forms[] = {
     {"score", TV_CALL_SCORE, "{\"tokens\":[1,2,3],\"tree\":{\"tokens\":[4,5],\"parents\":[-1,0]}}",
      200, 0},
     {"fork", TV_CALL_FORK, NULL, 201, 1},
+    {"batch", TV_CALL_BATCH, "{\"items\":[{},{\"seq\":1}]}", 200, 0},
     {"state", TV_CALL_STATE, NULL, 200, 1},
     {"list", TV_CALL_LIST, NULL, 200, 0},
     {"renew", TV_CALL_RENEW, "{\"lease_s\":100}", 200, 1},

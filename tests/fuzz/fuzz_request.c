@@ -110,7 +110,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     static const enum tv_call_kind kinds[] = {TV_CALL_CREATE, TV_CALL_VERIFY,  TV_CALL_EXTEND,
                                               TV_CALL_DECODE, TV_CALL_ONESHOT, TV_CALL_PARITY,
                                               TV_CALL_RENEW};
-    static const enum tv_call_kind later[] = {TV_CALL_SCORE, TV_CALL_ROLLBACK, TV_CALL_FORK};
+    static const enum tv_call_kind later[] = {TV_CALL_SCORE, TV_CALL_ROLLBACK, TV_CALL_FORK,
+                                              TV_CALL_BATCH};
     struct tv_request request, again;
     struct tv_problem problem = {0};
     enum tv_call_kind kind;

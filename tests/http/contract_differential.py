@@ -63,6 +63,7 @@ BODIES = [
     ("oneshot", "/v1/verify", {"tokens_b64": "", "tree": TREE}),
     ("oneshot", "/v1/verify", {"tokens": [1], "tree": RATIO_TREE, "sampling": RATIO}),
     ("verify", f"/v1/sessions/{SESSION}/verify", {**ROUND, "tree": DENSE_TREE, "rule": "ratio_wor"}),
+    ("batch", "/v1/verify:batch", {"items": [{"seq": 1}, {}]}),
     ("score", "/v1/score", {"session": SESSION, "tree": TREE, "deadline_ms": 5}),
     ("score", "/v1/score", {"tokens": [1], "tree": TREE, "deadline_ms": 5}),
     ("score", "/v1/score", {"tokens_b64": "AQAAAA==", "tree": TREE}),

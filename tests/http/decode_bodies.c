@@ -17,7 +17,7 @@ static const struct {
     {"create", TV_CALL_CREATE},     {"verify", TV_CALL_VERIFY}, {"extend", TV_CALL_EXTEND},
     {"decode", TV_CALL_DECODE},     {"renew", TV_CALL_RENEW},   {"oneshot", TV_CALL_ONESHOT},
     {"rollback", TV_CALL_ROLLBACK}, {"fork", TV_CALL_FORK},     {"score", TV_CALL_SCORE},
-    {"parity", TV_CALL_PARITY},
+    {"batch", TV_CALL_BATCH},       {"parity", TV_CALL_PARITY},
 };
 
 static const struct tv_request_limits limits = {

@@ -76,6 +76,33 @@ class RulesTest(unittest.TestCase):
         self.assertEqual(caught.exception.code, "pending-mismatch")
         session.close()
 
+    def test_batch_answers_the_bits_of_single_rounds(self):
+        prompts = [[*PROMPT, *range(1, 2 + i)] for i in range(5)]
+        seeded = {"sampling": {"temperature": 0.8, "seed": "4"}}
+        alone = [Session(self.client, prompt, **seeded) for prompt in prompts]
+        together = [Session(self.client, prompt, **seeded) for prompt in prompts]
+        for _ in range(3):
+            drafts = [random_tree(self.rng, 3 + 4 * i, self.vocab) for i in range(len(prompts))]
+            single = [session.verify(*draft, want=ALL_LOGITS) for session, draft in zip(alone, drafts)]
+            items = []
+            for session, (tokens, parents) in zip(together, drafts):
+                tree = {"tokens": [session.state["pending"], *tokens], "parents": [-1, *parents]}
+                base = {"seq": session.state["next_seq"], "epoch": session.epoch}
+                base["expected_len"] = session.state["committed_len"]
+                items.append(dict(base, session=session.id, tree=tree, want=ALL_LOGITS))
+            items.append({"session": "s_0123456789abcdefghijAB"})
+            answer = self.client.post("/v1/verify:batch", {"items": items})["items"]
+            self.assertEqual([item["status"] for item in answer], [200] * 5 + [400])
+            self.assertTrue(answer[5]["problem"]["pointer"].startswith("/items/5"))
+            for session, item, expected in zip(together, answer, single):
+                body = item["body"]
+                self.assertGreater(body["timing_us"]["batch"], 1)
+                for member in ("accepted", "new_tokens", "digest", "logits"):
+                    self.assertEqual(body[member], expected[member])
+                session.state = body
+        for session in (*alone, *together):
+            session.close()
+
 
 if __name__ == "__main__":
     unittest.main()

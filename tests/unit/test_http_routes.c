@@ -46,6 +46,7 @@ static void test_every_route(void **state)
         {"POST", "/v1/sessions/" ID "/fork", TV_CALL_FORK, 0},
         {"POST", "/v1/verify", TV_CALL_ONESHOT, 0},
         {"POST", "/v1/score", TV_CALL_SCORE, 0},
+        {"POST", "/v1/verify:batch", TV_CALL_BATCH, 0},
         {"POST", "/v1/parity?strict=1", TV_CALL_PARITY, 1},
         {"GET", "/v1/parity", TV_CALL_PARITY_TOTALS, 1},
         {"GET", "/v1/parity/violations/3", TV_CALL_PARITY_VIOLATION, 1},
