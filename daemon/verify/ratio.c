@@ -28,6 +28,13 @@ static int32_t entry(const struct residual *r, int32_t j)
     return r->ids != NULL ? r->ids[j] : j;
 }
 
+/* The same, of entries that the draft still has. Tokens that were rejected have no residual. */
+static int32_t alive(const struct residual *r, int32_t j)
+{
+    int32_t token = entry(r, j);
+    return token >= 0 && r->source->draft[token] > 0.0 ? token : -1;
+}
+
 static void load(struct residual *r, const struct tv_tree *tree, int32_t node)
 {
     const struct tv_rules_source *source = r->source;
@@ -91,14 +98,14 @@ static void reject(struct residual *r, int32_t token)
     double *left = r->source->left, *draft = r->source->draft;
     double mass = r->outside;
     for (int32_t j = 0; j < r->width; j++) {
-        int32_t t = entry(r, j);
+        int32_t t = alive(r, j);
         if (t >= 0) {
             mass += fmax(left[t] - r->mass * (draft[t] / r->draft_sum), 0.0);
         }
     }
     if (mass > 0.0) { /* else p and q are one to the last bit, and p stays */
         for (int32_t j = 0; j < r->width; j++) {
-            int32_t t = entry(r, j);
+            int32_t t = alive(r, j);
             if (t >= 0) {
                 left[t] = fmax(left[t] - r->mass * (draft[t] / r->draft_sum), 0.0);
             }
