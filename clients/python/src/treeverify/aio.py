@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -14,10 +14,10 @@ from . import session as flows
 from .calls import Flow, Pause, Reply, Retry, Send, call, send
 from .client import Http, SessionView
 from .drafters import Drafter
-from .errors import TransportError
+from .errors import ProblemError, TransportError
 from .loop import plan
 from .tree import Tree
-from .values import Dtype, Logits, Model, Round, Rows, Sampling, Want
+from .values import Dtype, Logits, Model, Round, Rows, Rule, Sampling, Want
 
 T = TypeVar("T")
 
@@ -126,6 +126,27 @@ class AsyncClient:
     ) -> Round:
         return await self._run(flows.one_shot(self._settings.context, tokens, tree, sampling, want, deadline_ms))
 
+    async def score(
+        self,
+        tokens: Sequence[int] | None,
+        tree: Tree,
+        *,
+        session: SessionView | None = None,
+        deadline_ms: int | None = None,
+    ) -> flows.F64:
+        """Log-probabilities of tree's nodes behind the prefix tokens (or a session, tokens None): [n], each node's token
+        in its parent's row at temperature 1, without filters; nan for node 0. Commits nothing."""
+        core = session._core if session is not None else None
+        return await self._run(flows.score(self._settings.context, tokens, tree, core, deadline_ms))
+
+    async def verify_batch(
+        self, rounds: Sequence[tuple[AsyncSession, Tree]], *, rule: Rule | None = None, want: Want | None = None
+    ) -> list[Round | ProblemError]:
+        """One round of each session (up to 64, each once) in one call; the server runs them together. A round that it
+        refused is the exception that Session.verify would raise, not raised; call verify of that session to recover."""
+        cores = [(session._core, tree) for session, tree in rounds]
+        return await self._run(flows.batch(self._settings.context, cores, rule, want))
+
     async def parity(
         self,
         tokens: Sequence[int] | None = None,
@@ -169,7 +190,7 @@ class AsyncSession(SessionView):
         self,
         tree: Tree,
         *,
-        rule: Literal["target_walk", "greedy"] | None = None,
+        rule: Rule | None = None,
         want: Want | None = None,
         deadline_ms: int | None = None,
         lease_s: int | None = None,

@@ -17,17 +17,19 @@ import base64
 import dataclasses
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from .calls import Context, Effect, Flow, Reply, Send, call, decode, send
 from .digest import Digest
-from .errors import ContractError, DesyncError, MovedError, NotFoundError, ProblemError
+from .errors import ContractError, DesyncError, MovedError, NotFoundError, ProblemError, problem_of
 from .tree import Tree, TreeError
-from .values import Dtype, Logits, Model, Round, Rows, Sampling, Want, float_array, read_round, rows_body
+from .values import Dtype, Logits, Model, Round, Rows, Rule, Sampling, Want, float_array, read_round, rows_body
 
 T = TypeVar("T")
+F64: TypeAlias = npt.NDArray[np.float64]
 
 RECOVERIES_MAX = 4  # of one call; each is a change of the server's state by somebody else
 TAIL_MAX = 4096
@@ -180,7 +182,7 @@ class SessionCore:
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
-    def verify(self, tree: Tree, rule: str | None, want: Want | None, **options: int | None) -> Flow[Round]:
+    def ask_verify(self, tree: Tree, rule: Rule | None, want: Want | None, **options: int | None) -> Ask:
         if tree.tokens[0] != self.pending:
             text = f"node 0 is token {tree.tokens[0]}, but {self.pending} is pending"
             raise TreeError("pending-mismatch", text, 0)
@@ -190,7 +192,10 @@ class SessionCore:
             fields["rule"] = rule
         if want is not None:
             fields["want"] = want.body()
-        return self.exclusive(self._round(Ask("verify", fields, tree=tree)))
+        return Ask("verify", fields, tree=tree)
+
+    def verify(self, tree: Tree, rule: Rule | None, want: Want | None, **options: int | None) -> Flow[Round]:
+        return self.exclusive(self._round(self.ask_verify(tree, rule, want, **options)))
 
     def decode(self, max_tokens: int, **options: int | None) -> Flow[Round]:
         return self.exclusive(self._round(Ask("decode", {"max_tokens": max_tokens, **_given(options)})))
@@ -200,15 +205,19 @@ class SessionCore:
         fields = {**tokens_body(tokens), **_given(options)}
         return self.exclusive(self._round(Ask("extend", fields, tokens=tokens, keep_pending=keep_pending)))
 
-    def _once(self, ask: Ask) -> Flow[Round]:
-        """The round at the present state, retried unchanged; no recovery."""
+    def round_body(self, ask: Ask) -> dict[str, Any]:
+        """The round at the present state."""
         body: dict[str, Any] = {
             "seq": self.next_seq, "epoch": self.epoch, "expected_len": len(self.tokens),
             "expected_digest": self.digest.hex(), **ask.fields,
         }
         if ask.keep_pending:
             body["keep_pending"] = True
-        answer = yield from call(self.context, "POST", f"{self.path}/{ask.kind}", body)
+        return body
+
+    def _once(self, ask: Ask) -> Flow[Round]:
+        """The round at the present state, retried unchanged; no recovery."""
+        answer = yield from call(self.context, "POST", f"{self.path}/{ask.kind}", self.round_body(ask))
         return self._take(ask, answer)
 
     def _take(self, ask: Ask, answer: Mapping[str, Any]) -> Round:
@@ -412,6 +421,49 @@ def one_shot(
     if tree.walk(round.accepted_tokens[1:]) != round.accepted_nodes:
         raise ContractError(f"accepted {round.accepted_nodes} is not a path of the tree with these tokens")
     return dataclasses.replace(round, rtt_s=context.clock() - started, retries=context.retries - retries)
+
+
+def score(
+    context: Context, tokens: Sequence[int] | None, tree: Tree, session: SessionCore | None, deadline_ms: int | None
+) -> Flow[F64]:
+    """POST /v1/score: behind a prefix or a session; nothing is committed."""
+    if (tokens is None) == (session is None):
+        raise ValueError("score: tokens or a session")
+    body: dict[str, Any] = {"session": session.id} if session is not None else tokens_body(tokens or ())
+    body["tree"] = tree.body()
+    if deadline_ms is not None:
+        body["deadline_ms"] = deadline_ms
+    answer = yield from call(context, "POST", "/v1/score", body)
+    scores = answer["logprobs"]
+    if len(scores) != len(tree) or scores[0] is not None:
+        raise ContractError(f"{len(scores)} scores for {len(tree)} nodes")
+    return np.array([np.nan, *(-np.inf if score is None else score for score in scores[1:])], dtype=np.float64)
+
+
+def batch(
+    context: Context, rounds: Sequence[tuple[SessionCore, Tree]], rule: Rule | None, want: Want | None
+) -> Flow[list[Round | ProblemError]]:
+    """POST /v1/verify:batch: a round of each session. Lost answers are repeated whole; an item that the server refused
+    is its exception, and that session stands where it stood."""
+    cores = [core for core, _ in rounds]
+    if len(set(map(id, cores))) != len(cores) or any(core.busy or core.closed for core in cores):
+        raise RuntimeError("batch: open sessions without another call, each once")
+    asks = [core.ask_verify(tree, rule, want) for core, tree in rounds]
+    for core in cores:
+        core.busy = True
+    try:
+        items = [{"session": core.id, **core.round_body(ask)} for core, ask in zip(cores, asks)]
+        answer = yield from call(context, "POST", "/v1/verify:batch", {"items": items})
+        results: list[Round | ProblemError] = []
+        for core, ask, item in zip(cores, asks, answer["items"], strict=True):
+            if "body" in item:
+                results.append(core._take(ask, item["body"]))
+            else:
+                results.append(problem_of(int(item["status"]), item["problem"]))
+        return results
+    finally:
+        for core in cores:
+            core.busy = False
 
 
 def parity(

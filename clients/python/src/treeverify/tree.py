@@ -6,9 +6,10 @@ Knows nothing of drafters (builders.py) or servers.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ import numpy.typing as npt
 NODES_DEFAULT = 256
 DEPTH_DEFAULT = 64
 _TOKEN_MAX = 2**31 - 1
+Draft: TypeAlias = npt.NDArray[np.floating[Any]] | tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.floating[Any]]]
 
 
 class TreeError(ValueError):
@@ -32,16 +34,19 @@ class Tree:
 
     The constructor checks shape, order and siblings (TreeError, code "tree-invalid"); check() adds limits and the
     vocabulary. `scores` [n] float64 or None: what a builder thought of each node (log-probability of its path);
-    it is not sent.
+    it is not sent. `q` for rule ratio_wor: row i is the distribution that node i's children were drawn from, without
+    replacement and in node order; [n, vocab] float32, or a pair ids [n, k] int32 (-1: unused) and probabilities [n, k].
+    Rows of leaves are ignored; the server checks the others.
     """
 
-    __slots__ = ("tokens", "parents", "scores", "__dict__")
+    __slots__ = ("tokens", "parents", "scores", "q", "__dict__")
 
     def __init__(
         self,
         tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
         parents: Sequence[int] | npt.NDArray[np.integer[Any]],
         scores: Sequence[float] | npt.NDArray[np.floating[Any]] | None = None,
+        q: Draft | None = None,
     ) -> None:
         self.tokens = _int32(tokens, "tokens")
         self.parents = _int32(parents, "parents")
@@ -52,6 +57,9 @@ class Tree:
             self.scores.flags.writeable = False
             if self.scores.shape != self.tokens.shape:
                 raise TreeError("tree-invalid", "scores: not one per node")
+        self.q = q
+        if q is not None and any(part.ndim != 2 or len(part) != len(self) for part in _parts(q)):
+            raise TreeError("tree-invalid", "q: not one row per node")
 
     @classmethod
     def root(cls, token: int) -> Tree:
@@ -237,9 +245,23 @@ class Tree:
                 stack.append((children[at], below + ("`-- " if last else "|-- "), below + ("    " if last else "|   ")))
         return "\n".join(lines)
 
-    def body(self) -> dict[str, list[int]]:
+    def body(self) -> dict[str, Any]:
         """The member `tree` of a request."""
-        return {"tokens": self.tokens.tolist(), "parents": self.parents.tolist()}
+        body: dict[str, Any] = {"tokens": self.tokens.tolist(), "parents": self.parents.tolist()}
+        if isinstance(self.q, tuple):
+            ids, probs = self.q
+            body["q_topk"] = {"shape": list(ids.shape), "ids_b64": _b64(ids, "<i4"), "probs_b64": _b64(probs, "<f4")}
+        elif self.q is not None:
+            body["q_dense"] = {"shape": list(self.q.shape), "dtype": "f32", "data_b64": _b64(self.q, "<f4")}
+        return body
+
+
+def _parts(q: Draft) -> tuple[npt.NDArray[Any], ...]:
+    return q if isinstance(q, tuple) else (q,)
+
+
+def _b64(array: npt.NDArray[Any], dtype: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(array, dtype=dtype).tobytes()).decode("ascii")
 
 
 def _int32(values: Sequence[int] | npt.NDArray[np.integer[Any]], name: str) -> npt.NDArray[np.int32]:

@@ -18,6 +18,7 @@ from .errors import ContractError
 
 Rows: TypeAlias = Literal["stop", "path", "all"] | Sequence[int]
 Dtype: TypeAlias = Literal["f32", "bf16", "f16"]
+Rule: TypeAlias = Literal["target_walk", "greedy", "ratio_wor", "typical"]
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
 
@@ -61,19 +62,21 @@ def int_array(text: Any, shape: Sequence[int]) -> I32:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the model draws. rule "target_walk" or "greedy"; temperature 0..100 (below 1e-4 is greedy); top_k 0 is off;
+    """How the model draws. rule "target_walk", "greedy", "ratio_wor" (the tree says what its children were drawn from:
+    Tree.q) or "typical" (not lossless; typical is its (epsilon, delta), 0.09 and 0.3 by default); temperature 0..100 (below 1e-4 is greedy); top_k 0 is off;
     top_p in (0, 1]; min_p in [0, 1]; seed an unsigned 64-bit integer, None lets the server pick one.
 
-    The token at a position depends on prefix, parameters and seed only, never on the tree: the same seed gives the
-    same text with any drafter.
+    Under the first two rules the token at a position depends on prefix, parameters and seed only, never on the tree:
+    the same seed gives the same text with any drafter.
     """
 
-    rule: Literal["target_walk", "greedy"] = "target_walk"
+    rule: Rule = "target_walk"
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    typical: tuple[float, float] | None = None
 
     def body(self) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -84,13 +87,17 @@ class Sampling:
             if not 0 <= self.seed < 1 << 64:
                 raise ValueError("seed: an unsigned 64-bit integer")
             body["seed"] = str(self.seed)
+        if self.typical is not None:
+            body["typical"] = {"epsilon": self.typical[0], "delta": self.typical[1]}
         return body
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Sampling:
+        typical = body.get("typical")
         return cls(
             body["rule"], float(body["temperature"]), int(body["top_k"]), float(body["top_p"]),
             float(body["min_p"]), int(body["seed"]),
+            None if typical is None else (float(typical["epsilon"]), float(typical["delta"])),
         )
 
 
