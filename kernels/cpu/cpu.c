@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "../cpu_features.h"
+#include "product.h"
 
 enum { THREADS_MAX = 256 };
 
@@ -31,11 +32,31 @@ static const struct tv_cpu_micro *pick_micro(uint64_t mask)
     return micro;
 }
 
+/* The tiles work beside the AVX-512 loops, so they need those allowed as well. */
+static const struct tv_cpu_amx *pick_amx(uint64_t mask)
+{
+#if defined(TV_CPU_HAVE_AMX)
+    const uint64_t needed = TV_CPU_AVX512F | TV_CPU_AMX_BF16;
+    uint64_t flags = tv_cpu_features_detect() & mask;
+    if ((flags & needed) == needed && tv_cpu_amx_permit() == 0) {
+        return &tv_cpu_amx_tiles;
+    }
+#else
+    (void)mask;
+#endif
+    return NULL;
+}
+
+static void release(struct tv_cpu *cpu)
+{
+    tv_cpu_pool_destroy(cpu->pool);
+    free(cpu->packed);
+    free(cpu);
+}
+
 static void destroy(struct tv_kernels *k)
 {
-    struct tv_cpu *cpu = k->impl;
-    tv_cpu_pool_destroy(cpu->pool);
-    free(cpu);
+    release(k->impl);
     free(k);
 }
 
@@ -85,12 +106,17 @@ int tv_cpu_override(struct tv_kernels *k, const struct tv_kernels_options *optio
         return -ENOMEM;
     }
     cpu->micro = pick_micro(options->cpu_flags_mask);
+    /* Before the threads start: they inherit the permission. */
+    cpu->amx = pick_amx(options->cpu_flags_mask);
     int rc = tv_cpu_pool_create((int32_t)threads, &cpu->pool);
+    if (rc == 0 && cpu->amx) {
+        rc = tv_cpu_packed_create((int32_t)threads, &cpu->packed);
+    }
     if (rc != 0) {
-        free(cpu);
+        release(cpu);
         return rc;
     }
-    k->variant = cpu->micro->name;
+    k->variant = cpu->amx ? "amx_bf16" : cpu->micro->name;
     k->impl = cpu;
     override_slots(k);
     return 0;

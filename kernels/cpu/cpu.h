@@ -9,6 +9,7 @@
 #define TV_KERNELS_CPU_H
 
 #include "../kernels.h"
+#include "amx.h"
 #include "micro.h"
 #include "pool.h"
 
@@ -16,6 +17,9 @@
 struct tv_cpu {
     struct tv_cpu_pool *pool;
     const struct tv_cpu_micro *micro;
+    const struct tv_cpu_amx *amx; /* NULL: no tiles */
+    struct tv_cpu_packed *packed; /* [threads], with tiles only */
+    int64_t serial;               /* of the running job; written by the caller between jobs */
 };
 
 /* Attention works on fixed logical tiles, whatever the page size. */
@@ -26,7 +30,7 @@ struct tv_cpu {
 /* Replace slots of a table that the reference filled. On failure nothing is owned. */
 int tv_cpu_override(struct tv_kernels *k, const struct tv_kernels_options *options);
 
-static inline const struct tv_cpu *tv_cpu_of(const struct tv_kernels *k)
+static inline struct tv_cpu *tv_cpu_of(const struct tv_kernels *k)
 {
     return k->impl;
 }
@@ -36,6 +40,7 @@ static inline const struct tv_cpu *tv_cpu_of(const struct tv_kernels *k)
 static inline void tv_cpu_run(const struct tv_kernels *k, int32_t items, int64_t work,
                               tv_cpu_pool_fn *fn, void *arg)
 {
+    tv_cpu_of(k)->serial++;
     tv_cpu_pool_run(tv_cpu_of(k)->pool, items, work >= 65536, fn, arg);
 }
 

@@ -9,12 +9,13 @@
 
 #include "../args.h"
 #include "../convert.h"
+#include "product.h"
 
 enum { PANEL = 32 };
 
 struct job {
     const struct tv_experts *args;
-    const struct tv_cpu_micro *micro;
+    const struct tv_cpu *cpu;
     int32_t *first; /* [experts + 1]: where an expert's entries begin */
     int32_t *entry; /* [rows * top_k]: place in expert order of (row, j) */
     int32_t *used;  /* [experts]: experts with at least one entry */
@@ -86,34 +87,34 @@ static void group_rows(struct job *job)
     }
 }
 
-static void panel_pointers(const void *w, enum tv_dtype dtype, int32_t first, int32_t cols,
-                           int32_t k, const void **ret_w)
-{
-    for (int32_t c = 0; c < cols; c++) {
-        ret_w[c] = tv_element(w, dtype, (int64_t)(first + c) * k);
-    }
-}
-
 static void run_up(void *arg, int32_t item, int32_t thread)
 {
     const struct job *job = arg;
     const struct tv_experts *a = job->args;
-    (void)thread;
     int32_t e = job->used[item / job->panels];
     int32_t col = item % job->panels * PANEL;
     int32_t cols = a->inter - col < PANEL ? a->inter - col : PANEL;
     int32_t first = job->first[e];
     int32_t rows = job->first[e + 1] - first;
-    const float *x = job->x + (int64_t)first * a->hidden;
     float *gate = job->gate + (int64_t)first * a->inter + col;
     float *up = job->up + (int64_t)first * a->inter + col;
-    const void *w[PANEL] = {NULL};
-    panel_pointers(a->gate[e], a->w_dtype, col, cols, a->hidden, w);
-    job->micro->dot(rows, cols, a->hidden, x, a->hidden, w, a->w_dtype, gate, a->inter, 0);
-    panel_pointers(a->up[e], a->w_dtype, col, cols, a->hidden, w);
-    job->micro->dot(rows, cols, a->hidden, x, a->hidden, w, a->w_dtype, up, a->inter, 0);
+    struct tv_cpu_product product = {
+        .rows = rows,
+        .cols = cols,
+        .k = a->hidden,
+        .x = job->x + (int64_t)first * a->hidden,
+        .x_stride = a->hidden,
+        .w = tv_element(a->gate[e], a->w_dtype, (int64_t)col * a->hidden),
+        .w_dtype = a->w_dtype,
+        .y = gate,
+        .y_stride = a->inter,
+    };
+    tv_cpu_product_run(job->cpu, thread, e, &product);
+    product.w = tv_element(a->up[e], a->w_dtype, (int64_t)col * a->hidden);
+    product.y = up;
+    tv_cpu_product_run(job->cpu, thread, e, &product);
     for (int32_t r = 0; r < rows; r++) {
-        job->micro->swiglu(cols, gate + (int64_t)r * a->inter, up + (int64_t)r * a->inter);
+        job->cpu->micro->swiglu(cols, gate + (int64_t)r * a->inter, up + (int64_t)r * a->inter);
     }
 }
 
@@ -121,16 +122,22 @@ static void run_down(void *arg, int32_t item, int32_t thread)
 {
     const struct job *job = arg;
     const struct tv_experts *a = job->args;
-    (void)thread;
     int32_t e = job->used[item / job->panels];
     int32_t col = item % job->panels * PANEL;
     int32_t cols = a->hidden - col < PANEL ? a->hidden - col : PANEL;
     int32_t first = job->first[e];
-    const void *w[PANEL] = {NULL};
-    panel_pointers(a->down[e], a->w_dtype, col, cols, a->inter, w);
-    job->micro->dot(job->first[e + 1] - first, cols, a->inter,
-                    job->gate + (int64_t)first * a->inter, a->inter, w, a->w_dtype,
-                    job->down + (int64_t)first * a->hidden + col, a->hidden, 0);
+    const struct tv_cpu_product product = {
+        .rows = job->first[e + 1] - first,
+        .cols = cols,
+        .k = a->inter,
+        .x = job->gate + (int64_t)first * a->inter,
+        .x_stride = a->inter,
+        .w = tv_element(a->down[e], a->w_dtype, (int64_t)col * a->inter),
+        .w_dtype = a->w_dtype,
+        .y = job->down + (int64_t)first * a->hidden + col,
+        .y_stride = a->hidden,
+    };
+    tv_cpu_product_run(job->cpu, thread, e, &product);
 }
 
 static void run_sum(void *arg, int32_t item, int32_t thread)
@@ -162,7 +169,7 @@ int tv_cpu_experts(struct tv_kernels *k, const struct tv_experts *args)
     if (args->workspace_bytes < tv_cpu_experts_workspace(k, args)) {
         return -ENOSPC;
     }
-    struct job job = {.args = args, .micro = tv_cpu_of(k)->micro};
+    struct job job = {.args = args, .cpu = tv_cpu_of(k)};
     carve(&job);
     group_rows(&job);
     int64_t work = entry_count(args) * args->hidden * args->inter;

@@ -8,12 +8,13 @@
 
 #include "../args.h"
 #include "../convert.h"
+#include "product.h"
 
 enum { PANEL_MAX = 64 };
 
 struct job {
     const struct tv_linear *args;
-    const struct tv_cpu_micro *micro;
+    const struct tv_cpu *cpu;
     int32_t panel;  /* columns of an item */
     int32_t panels; /* per group */
 };
@@ -22,18 +23,22 @@ static void run_panel(void *arg, int32_t item, int32_t thread)
 {
     const struct job *job = arg;
     const struct tv_linear *a = job->args;
-    (void)thread;
     int64_t group = item / job->panels;
     int32_t first = item % job->panels * job->panel;
     int32_t cols = a->n - first < job->panel ? a->n - first : job->panel;
-    const void *w[PANEL_MAX] = {NULL};
-    for (int32_t c = 0; c < cols; c++) {
-        w[c] =
-            tv_element(a->w, a->w_dtype, group * a->w_group_stride + (int64_t)(first + c) * a->k);
-    }
-    job->micro->dot(a->rows, cols, a->k, a->x + group * a->x_group_stride, a->x_row_stride, w,
-                    a->w_dtype, a->y + group * a->y_group_stride + first, a->y_row_stride,
-                    a->accumulate);
+    struct tv_cpu_product product = {
+        .rows = a->rows,
+        .cols = cols,
+        .k = a->k,
+        .x = a->x + group * a->x_group_stride,
+        .x_stride = a->x_row_stride,
+        .w = tv_element(a->w, a->w_dtype, group * a->w_group_stride + (int64_t)first * a->k),
+        .w_dtype = a->w_dtype,
+        .y = a->y + group * a->y_group_stride + first,
+        .y_stride = a->y_row_stride,
+        .accumulate = a->accumulate,
+    };
+    tv_cpu_product_run(job->cpu, thread, group, &product);
 }
 
 int tv_cpu_linear(struct tv_kernels *k, const struct tv_linear *args)
@@ -42,7 +47,7 @@ int tv_cpu_linear(struct tv_kernels *k, const struct tv_linear *args)
     if (rc != 0 || args->rows == 0) {
         return rc;
     }
-    struct job job = {.args = args, .micro = tv_cpu_of(k)->micro};
+    struct job job = {.args = args, .cpu = tv_cpu_of(k)};
     int32_t threads = tv_cpu_pool_threads(tv_cpu_of(k)->pool);
     /* A few items per thread even out unequal cores; panels stay multiples of the widest tile. */
     int64_t share = (int64_t)args->n * args->groups / ((int64_t)threads * 4);

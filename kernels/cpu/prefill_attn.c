@@ -12,13 +12,13 @@
 
 #include "../args.h"
 #include "../convert.h"
+#include "product.h"
 
 enum { BLOCK = TV_CPU_BLOCK, TILE = TV_CPU_TILE };
 
 struct job {
     const struct tv_prefill_attn *args;
-    const struct tv_cpu_micro *micro;
-    struct tv_cpu_pool *pool;
+    const struct tv_cpu *cpu;
     int32_t key_dim;
     int32_t kv_dim;
     size_t scratch_bytes;
@@ -72,36 +72,37 @@ static void load_rows(const struct job *job, const struct scratch *s, int32_t fi
             memcpy(kv, (const float *)a->kv_pages + row * job->kv_dim,
                    (size_t)job->kv_dim * sizeof *kv);
         } else {
-            job->micro->widen(job->kv_dim, (const uint16_t *)a->kv_pages + row * job->kv_dim, kv);
+            job->cpu->micro->widen(job->kv_dim, (const uint16_t *)a->kv_pages + row * job->kv_dim,
+                                   kv);
         }
     }
 }
 
-/* y[j][i] = latent j . row i of head h's matrix [n, latent] */
-static void expand(const struct job *job, const struct scratch *s, const void *w, int32_t h,
-                   int32_t n, int32_t count, float *y, int32_t y_stride)
+/* keys[j] = [k_up[h] . latent j | rope key j], values[j] = v_up[h] . latent j */
+static void expand_tile(const struct job *job, const struct scratch *s, int32_t thread, int32_t h,
+                        int32_t first, int32_t count)
 {
     const struct tv_prefill_attn *a = job->args;
-    enum { PANEL = 64 };
-    const void *rows[PANEL];
-    for (int32_t first = 0; first < n; first += PANEL) {
-        int32_t cols = n - first < PANEL ? n - first : PANEL;
-        for (int32_t c = 0; c < cols; c++) {
-            rows[c] =
-                tv_element(w, a->w_dtype, ((int64_t)h * n + first + c) * (int64_t)a->latent_dim);
-        }
-        job->micro->dot(count, cols, a->latent_dim, s->kv, job->kv_dim, rows, a->w_dtype, y + first,
-                        y_stride, 0);
-    }
-}
-
-static void expand_tile(const struct job *job, const struct scratch *s, int32_t h, int32_t first,
-                        int32_t count)
-{
-    const struct tv_prefill_attn *a = job->args;
+    int64_t key = ((int64_t)h << 32) + first;
+    struct tv_cpu_product product = {
+        .rows = count,
+        .cols = a->nope_dim,
+        .k = a->latent_dim,
+        .x = s->kv,
+        .x_stride = job->kv_dim,
+        .w = tv_element(a->k_up, a->w_dtype, (int64_t)h * a->nope_dim * a->latent_dim),
+        .w_dtype = a->w_dtype,
+        .y = s->keys,
+        .y_stride = job->key_dim,
+        .many_rows = 1, /* a tile of tokens, however few rows attend to it */
+    };
     load_rows(job, s, first, count);
-    expand(job, s, a->k_up, h, a->nope_dim, count, s->keys, job->key_dim);
-    expand(job, s, a->v_up, h, a->v_dim, count, s->values, a->v_dim);
+    tv_cpu_product_run(job->cpu, thread, key, &product);
+    product.cols = a->v_dim;
+    product.w = tv_element(a->v_up, a->w_dtype, (int64_t)h * a->v_dim * a->latent_dim);
+    product.y = s->values;
+    product.y_stride = a->v_dim;
+    tv_cpu_product_run(job->cpu, thread, key, &product);
     for (int32_t j = 0; j < count; j++) {
         memcpy(s->keys + (int64_t)j * job->key_dim + a->nope_dim,
                s->kv + (int64_t)j * job->kv_dim + a->latent_dim,
@@ -125,26 +126,26 @@ static void attend_block(const struct job *job, const struct scratch *s, int32_t
         keys[j] = s->keys + (int64_t)j * job->key_dim;
         values[j] = s->values + (int64_t)j * a->v_dim;
     }
-    job->micro->dot(rows, count, job->key_dim, q, q_stride, (const void *const *)keys, TV_F32, s->p,
-                    TILE, 0);
+    job->cpu->micro->dot(rows, count, job->key_dim, q, q_stride, (const void *const *)keys, TV_F32,
+                         s->p, TILE, 0);
     int32_t same = 0; /* rows that see the whole tile */
     for (int32_t r = 0; r < rows; r++) {
         int32_t seen = a->start + from + r - first + 1;
         seen = seen < count ? seen : count;
-        rescale[r] = job->micro->softmax(seen, a->softmax_scale, s->p + r * TILE, &s->max[from + r],
-                                         &s->sum[from + r]);
+        rescale[r] = job->cpu->micro->softmax(seen, a->softmax_scale, s->p + r * TILE,
+                                              &s->max[from + r], &s->sum[from + r]);
         same += seen == count;
     }
     /* Rows on the diagonal come first and see fewer tokens: one by one, so that what they do not
      * see is never multiplied by zero. */
     for (int32_t r = 0; r < rows - same; r++) {
         int32_t seen = a->start + from + r - first + 1;
-        job->micro->mix(1, seen, a->v_dim, s->p + r * TILE, TILE, values, rescale + r,
-                        out + r * o_stride, o_stride);
+        job->cpu->micro->mix(1, seen, a->v_dim, s->p + r * TILE, TILE, values, rescale + r,
+                             out + r * o_stride, o_stride);
     }
     int32_t r = rows - same;
-    job->micro->mix(same, count, a->v_dim, s->p + r * TILE, TILE, values, rescale + r,
-                    out + r * o_stride, o_stride);
+    job->cpu->micro->mix(same, count, a->v_dim, s->p + r * TILE, TILE, values, rescale + r,
+                         out + r * o_stride, o_stride);
 }
 
 static void run_head(void *arg, int32_t index, int32_t thread)
@@ -164,12 +165,12 @@ static void run_head(void *arg, int32_t index, int32_t thread)
     for (int32_t first = 0; first < tokens; first += TILE) {
         int32_t count = tokens - first < TILE ? tokens - first : TILE;
         int32_t from = first > a->start ? first - a->start : 0; /* the first row that sees it */
-        expand_tile(job, &s, h, first, count);
+        expand_tile(job, &s, thread, h, first, count);
         for (; from < a->rows; from += BLOCK) {
             int32_t rows = a->rows - from < BLOCK ? a->rows - from : BLOCK;
             attend_block(job, &s, h, from, rows, first, count);
         }
-        tv_cpu_pool_step(job->pool);
+        tv_cpu_pool_step(job->cpu->pool);
     }
     for (int32_t r = 0; r < a->rows; r++) {
         float *out = a->out + ((int64_t)r * a->heads + h) * a->v_dim;
@@ -196,8 +197,7 @@ int tv_cpu_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *args
     }
     struct job job = {
         .args = args,
-        .micro = tv_cpu_of(k)->micro,
-        .pool = tv_cpu_of(k)->pool,
+        .cpu = tv_cpu_of(k),
         .key_dim = args->nope_dim + args->rope_dim,
         .kv_dim = args->latent_dim + args->rope_dim,
         .scratch_bytes = carve(args, NULL, NULL),

@@ -9,6 +9,8 @@
  *
  * Full prefix tiles are shared by a block of rows; from the tile that holds the end of the prefix
  * on, a node's heads share its own list of rows. Splits are merged in f64, in ascending order.
+ * Where there is a matrix unit it serves every full tile, in the prefix or on the path, and no
+ * other: that too is a function of the virtual position.
  */
 #include "cpu.h"
 
@@ -21,12 +23,14 @@
 
 enum {
     SPLIT_TILES = 8, /* splits = 0: 512 tokens, which bounds the f32 part of the sums */
+    BLOCK_MAX = 128, /* rows of a block that share packed tokens; TV_CPU_BLOCK without tiles */
 };
 
 struct job {
     const struct tv_verify_attn *args;
     const struct tv_cpu_micro *micro;
     struct tv_cpu_pool *pool;
+    const struct tv_cpu_amx *amx; /* NULL: no matrix unit, or not for these dims */
     int32_t dim;
     int32_t block; /* rows of an item */
     size_t scratch_bytes;
@@ -34,16 +38,18 @@ struct job {
 
 /* A thread's part of the workspace. */
 struct scratch {
-    float *q;      /* [TV_CPU_BLOCK, dim] */
-    float *o;      /* [TV_CPU_BLOCK, latent]: this split's sum */
-    double *total; /* [TV_CPU_BLOCK, latent]: earlier splits' sum */
-    float *p;      /* [TV_CPU_BLOCK, TV_CPU_TILE] */
+    float *q;      /* [block, dim] */
+    float *o;      /* [block, latent]: this split's sum */
+    double *total; /* [block, latent]: earlier splits' sum */
+    float *p;      /* [block, TV_CPU_TILE] and a tile of rows that are not used */
     float *kv;     /* [TV_CPU_TILE, dim]: widened rows */
     int32_t *path; /* [q_len] */
-    double total_max[TV_CPU_BLOCK];
-    double total_sum[TV_CPU_BLOCK];
-    float max[TV_CPU_BLOCK];
-    float sum[TV_CPU_BLOCK];
+    char *queries; /* amx: packed rows of the block, later of a node */
+    char *packed;  /* amx: packed probabilities */
+    double total_max[BLOCK_MAX];
+    double total_sum[BLOCK_MAX];
+    float max[BLOCK_MAX];
+    float sum[BLOCK_MAX];
 };
 
 /* Rows [row, row + count) of request b; row = node * heads + head. */
@@ -52,29 +58,57 @@ struct span {
     int32_t split_tiles;
 };
 
-static size_t round_up(size_t bytes)
+/* Parts of the scratch, in their order in memory. */
+enum { Q, O, TOTAL, P, KV, PATH, QUERIES, PACKED, PARTS };
+
+static int32_t block_max(const struct tv_cpu_amx *amx)
 {
-    return (bytes + 63) / 64 * 64;
+    return amx ? BLOCK_MAX : TV_CPU_BLOCK;
+}
+
+/* A tile of sums holds 16 rows: with fewer heads than that, a single node leaves too much of it
+ * empty to beat the vector loops, and every number of nodes has to go the same way. */
+static const struct tv_cpu_amx *pick_amx(const struct tv_kernels *k,
+                                         const struct tv_verify_attn *args)
+{
+    int fits = args->heads >= TV_CPU_AMX_ROWS &&
+               (args->latent_dim + args->rope_dim) % TV_CPU_TILE == 0 &&
+               args->latent_dim % TV_CPU_TILE == 0;
+    return fits ? tv_cpu_of(k)->amx : NULL;
 }
 
 /* Lay the scratch out from `memory`; returns its size. NULL measures only. */
-static size_t carve(const struct tv_verify_attn *args, char *memory, struct scratch *s)
+static size_t carve(const struct tv_verify_attn *args, const struct tv_cpu_amx *amx, char *memory,
+                    struct scratch *s)
 {
-    size_t dim = (size_t)args->latent_dim + (size_t)args->rope_dim;
-    size_t q = round_up(TV_CPU_BLOCK * dim * sizeof(float));
-    size_t o = round_up(TV_CPU_BLOCK * (size_t)args->latent_dim * sizeof(float));
-    size_t p = round_up(TV_CPU_BLOCK * TV_CPU_TILE * sizeof(float));
-    size_t kv = round_up(TV_CPU_TILE * dim * sizeof(float));
-    size_t path = round_up((size_t)args->q_len * sizeof(int32_t));
-    if (memory) {
-        s->total = (double *)memory;
-        s->q = (float *)(memory + 2 * o);
-        s->o = (float *)(memory + 2 * o + q);
-        s->p = (float *)(memory + 3 * o + q);
-        s->kv = (float *)(memory + 3 * o + q + p);
-        s->path = (int32_t *)(memory + 3 * o + q + p + kv);
+    const int32_t dim = args->latent_dim + args->rope_dim;
+    const size_t block = (size_t)block_max(amx), latent = (size_t)args->latent_dim;
+    const size_t sizes[PARTS] = {
+        [Q] = block * (size_t)dim * sizeof(float),
+        [O] = block * latent * sizeof(float),
+        [TOTAL] = block * latent * sizeof(double),
+        [P] = (block + TV_CPU_AMX_ROWS) * TV_CPU_TILE * sizeof(float),
+        [KV] = TV_CPU_TILE * (size_t)dim * sizeof(float),
+        [PATH] = (size_t)args->q_len * sizeof(int32_t),
+        [QUERIES] = amx ? tv_cpu_amx_bytes(BLOCK_MAX, dim) : 0,
+        [PACKED] = amx ? tv_cpu_amx_bytes(BLOCK_MAX, TV_CPU_TILE) : 0,
+    };
+    size_t at[PARTS], end = 0;
+    for (int i = 0; i < PARTS; i++) {
+        at[i] = end;
+        end += (sizes[i] + 63) / 64 * 64;
     }
-    return 3 * o + q + p + kv + path;
+    if (memory) {
+        s->q = (float *)(memory + at[Q]);
+        s->o = (float *)(memory + at[O]);
+        s->total = (double *)(memory + at[TOTAL]);
+        s->p = (float *)(memory + at[P]);
+        s->kv = (float *)(memory + at[KV]);
+        s->path = (int32_t *)(memory + at[PATH]);
+        s->queries = memory + at[QUERIES];
+        s->packed = memory + at[PACKED];
+    }
+    return end;
 }
 
 static int64_t row_offset(const struct job *job, int32_t b, int32_t slot)
@@ -125,25 +159,34 @@ static void merge_split(const struct job *job, struct scratch *s, int32_t from, 
     }
 }
 
-/* One tile for rows [from, from + count) of the block, which all see the same `tokens` rows. */
+/* One tile for rows [from, from + count) of the block, which all see the same `tokens` rows. With
+ * `packed`, the queries of these rows are packed and the tile is full. */
 static void attend_tile(const struct job *job, const struct span *span, struct scratch *s,
                         int32_t from, int32_t count, int32_t tile, int32_t tokens,
-                        const float *const *rows)
+                        const float *const *rows, const float *const *ahead, int packed)
 {
     int32_t latent = job->args->latent_dim;
+    float *o = s->o + (int64_t)from * latent;
     float *p = s->p + (int64_t)from * TV_CPU_TILE;
-    float rescale[TV_CPU_BLOCK];
+    float rescale[BLOCK_MAX];
     if (tile % span->split_tiles == 0) {
         merge_split(job, s, from, count);
     }
-    job->micro->dot(count, tokens, job->dim, s->q + (int64_t)from * job->dim, job->dim,
-                    (const void *const *)rows, TV_F32, p, TV_CPU_TILE, 0);
+    if (packed) {
+        job->amx->scores(count, job->dim, s->queries, rows, ahead, p);
+    } else {
+        job->micro->dot(count, tokens, job->dim, s->q + (int64_t)from * job->dim, job->dim,
+                        (const void *const *)rows, TV_F32, p, TV_CPU_TILE, 0);
+    }
     for (int32_t r = 0; r < count; r++) {
         rescale[r] = job->micro->softmax(tokens, job->args->softmax_scale, p + r * TV_CPU_TILE,
                                          &s->max[from + r], &s->sum[from + r]);
     }
-    job->micro->mix(count, tokens, latent, p, TV_CPU_TILE, rows, rescale,
-                    s->o + (int64_t)from * latent, latent);
+    if (packed) {
+        job->amx->values(count, latent, p, rows, rescale, s->packed, o);
+    } else {
+        job->micro->mix(count, tokens, latent, p, TV_CPU_TILE, rows, rescale, o, latent);
+    }
     tv_cpu_pool_step(job->pool);
 }
 
@@ -167,6 +210,7 @@ static void attend_path(const struct job *job, const struct span *span, struct s
 {
     const struct tv_verify_attn *a = job->args;
     const float *rows[TV_CPU_TILE];
+    int queries_packed = 0;
     int32_t node = (span->row + from) / a->heads;
     const int32_t *parents = a->parents + tv_args_row_base(a, span->b);
     int32_t prefix = a->prefix_len[span->b];
@@ -174,8 +218,13 @@ static void attend_path(const struct job *job, const struct span *span, struct s
     for (int32_t tile = prefix / TV_CPU_TILE; tile * TV_CPU_TILE < length; tile++) {
         int32_t first = tile * TV_CPU_TILE;
         int32_t tokens = length - first < TV_CPU_TILE ? length - first : TV_CPU_TILE;
+        int packed = job->amx && tokens == TV_CPU_TILE;
         tile_rows(job, span->b, first, tokens, s->path, s->kv, rows);
-        attend_tile(job, span, s, from, count, tile, tokens, rows);
+        if (packed && !queries_packed) {
+            job->amx->pack_queries(count, job->dim, s->q + (int64_t)from * job->dim, s->queries);
+            queries_packed = 1;
+        }
+        attend_tile(job, span, s, from, count, tile, tokens, rows, NULL, packed);
     }
 }
 
@@ -251,12 +300,25 @@ static void run_block(void *arg, int32_t item, int32_t thread)
     const struct tv_verify_attn *a = job->args;
     struct span span = find_span(job, item);
     struct scratch s = {.q = NULL};
-    const float *rows[TV_CPU_TILE];
-    (void)carve(a, (char *)a->workspace + (size_t)thread * job->scratch_bytes, &s);
+    const float *rows[2][TV_CPU_TILE];
+    (void)carve(a, job->amx, (char *)a->workspace + (size_t)thread * job->scratch_bytes, &s);
     start_rows(job, &span, &s);
-    for (int32_t tile = 0; tile < a->prefix_len[span.b] / TV_CPU_TILE; tile++) {
-        tile_rows(job, span.b, tile * TV_CPU_TILE, TV_CPU_TILE, NULL, s.kv, rows);
-        attend_tile(job, &span, &s, 0, span.count, tile, TV_CPU_TILE, rows);
+    int32_t full = a->prefix_len[span.b] / TV_CPU_TILE;
+    if (job->amx && full > 0) {
+        job->amx->pack_queries(span.count, job->dim, s.q, s.queries);
+    }
+    for (int32_t tile = 0; tile < full; tile++) {
+        /* Widened rows share one buffer, so those of the next tile cannot be known ahead. */
+        const int ahead = a->dtype == TV_F32 && tile + 1 < full;
+        const float **now = rows[tile % 2], **next = rows[(tile + 1) % 2];
+        if (tile == 0 || a->dtype != TV_F32) {
+            tile_rows(job, span.b, tile * TV_CPU_TILE, TV_CPU_TILE, NULL, s.kv, now);
+        }
+        if (ahead) {
+            tile_rows(job, span.b, (tile + 1) * TV_CPU_TILE, TV_CPU_TILE, NULL, s.kv, next);
+        }
+        attend_tile(job, &span, &s, 0, span.count, tile, TV_CPU_TILE, now, ahead ? next : NULL,
+                    job->amx != NULL);
     }
     for (int32_t from = 0; from < span.count;) {
         int32_t left = a->heads - (span.row + from) % a->heads; /* of this node */
@@ -269,19 +331,22 @@ static void run_block(void *arg, int32_t item, int32_t thread)
 
 size_t tv_cpu_verify_attn_workspace(const struct tv_kernels *k, const struct tv_verify_attn *args)
 {
-    return carve(args, NULL, NULL) * (size_t)tv_cpu_pool_threads(tv_cpu_of(k)->pool);
+    return carve(args, pick_amx(k, args), NULL, NULL) *
+           (size_t)tv_cpu_pool_threads(tv_cpu_of(k)->pool);
 }
 
 /* Small calls get small blocks, so that every thread has one. */
-static int32_t block_rows(const struct tv_verify_attn *args, int32_t threads)
+static int32_t block_rows(const struct tv_verify_attn *args, const struct tv_cpu_amx *amx,
+                          int32_t threads)
 {
+    const int32_t unit = amx ? TV_CPU_AMX_ROWS : 4, most = block_max(amx);
     int64_t rows = 0;
     for (int32_t b = 0; b < args->batch; b++) {
         rows += (int64_t)args->node_count[b] * args->heads;
     }
     int64_t share = (rows + threads - 1) / threads;
-    share = (share + 3) / 4 * 4;
-    return share < TV_CPU_BLOCK ? (int32_t)share : TV_CPU_BLOCK;
+    share = (share + unit - 1) / unit * unit;
+    return share < most ? (int32_t)share : most;
 }
 
 int tv_cpu_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
@@ -293,13 +358,15 @@ int tv_cpu_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
     if (args->workspace_bytes < tv_cpu_verify_attn_workspace(k, args)) {
         return -ENOSPC;
     }
+    const struct tv_cpu_amx *amx = pick_amx(k, args);
     struct job job = {
         .args = args,
         .micro = tv_cpu_of(k)->micro,
         .pool = tv_cpu_of(k)->pool,
+        .amx = amx,
         .dim = args->latent_dim + args->rope_dim,
-        .block = block_rows(args, tv_cpu_pool_threads(tv_cpu_of(k)->pool)),
-        .scratch_bytes = carve(args, NULL, NULL),
+        .block = block_rows(args, amx, tv_cpu_pool_threads(tv_cpu_of(k)->pool)),
+        .scratch_bytes = carve(args, amx, NULL, NULL),
     };
     int32_t items = 0;
     int64_t work = 0;

@@ -131,6 +131,38 @@ static void linear_rows_independent(struct check *c, enum tv_dtype dtype, int32_
     check_release(c);
 }
 
+/* What is not finite must show up, in its own row and nowhere else, whichever pieces a backend cuts
+ * a float into: an infinity as itself or as NaN, NaN as NaN. The quiet bit of one NaN is clear. */
+static void linear_not_finite(struct check *c, enum tv_dtype dtype, int32_t rows)
+{
+    enum { N = 40, K = 72 };
+    struct tv_linear a = {.rows = rows, .n = N, .k = K, .groups = 1, .w_dtype = dtype};
+    const uint32_t signalling = 0x7f800001u;
+    float bad[3] = {INFINITY, -INFINITY, 0.0f};
+    float *x = check_normals(c, (int64_t)rows * K, 1.0f), *w = check_normals(c, N * K, 1.0f);
+    float *y = check_host(c, (size_t)rows * N * sizeof(float));
+    memcpy(&bad[2], &signalling, sizeof signalling);
+    for (int32_t r = 0; r < rows; r += 2) {
+        x[(int64_t)r * K + check_range(c, 0, K - 1)] = bad[r / 2 % 3];
+    }
+    a.x_row_stride = K;
+    a.y_row_stride = N;
+    a.x = check_upload(c, x, (size_t)rows * K * sizeof(float));
+    void *weights = check_weights(c, dtype, w, N * K);
+    a.w = check_upload(c, weights, (size_t)N * K * tv_dtype_size(dtype));
+    a.y = check_poisoned(c, (size_t)rows * N * sizeof(float));
+    (void)check_ok(c, c->k->linear(c->k, &a), "linear");
+    check_download(c, y, a.y, (size_t)rows * N * sizeof(float));
+    for (int64_t i = 0; i < (int64_t)rows * N; i++) {
+        int is_bad = i / N % 2 == 0, is_nan = is_bad && i / N / 2 % 3 == 2;
+        if (is_bad == !!isfinite(y[i]) || (is_nan && !isnan(y[i]))) {
+            check_fail(c, "linear of what is not finite: row %d of %d gives %g", (int)(i / N), rows,
+                       (double)y[i]);
+        }
+    }
+    check_release(c);
+}
+
 static float *rope_table(struct check *c, int32_t positions, int32_t rope_dim)
 {
     int32_t half = rope_dim / 2;
@@ -318,6 +350,8 @@ void check_dense(struct check *c)
                        check_range(c, 1, 300));
         }
         if (c->k->linear) {
+            linear_not_finite(c, dtypes[i], 1);
+            linear_not_finite(c, dtypes[i], 37);
             linear_rows_independent(c, dtypes[i], 77, 523);
             linear_rows_independent(c, dtypes[i], 77, 520);
             linear_rows_independent(c, dtypes[i], 12400, 136); /* wide: other tiles on a device */

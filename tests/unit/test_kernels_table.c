@@ -145,6 +145,16 @@ static void test_mask_forbids_features(void **state)
     const char *expected = tv_cpu_features_detect() & TV_CPU_AVX2 ? "avx2" : "portable";
     assert_string_equal(k->variant, expected);
     k->destroy(k);
+    /* the tiles need the loops of AVX-512 beside them */
+    options.cpu_flags_mask = TV_CPU_AVX2 | TV_CPU_AMX_BF16;
+    assert_int_equal(tv_kernels_create("cpu", &options, &k), 0);
+    assert_string_equal(k->variant, expected);
+    k->destroy(k);
+    options.cpu_flags_mask = TV_CPU_AVX2 | TV_CPU_AVX512F;
+    assert_int_equal(tv_kernels_create("cpu", &options, &k), 0);
+    expected = tv_cpu_features_detect() & TV_CPU_AVX512F ? "avx512f" : expected;
+    assert_string_equal(k->variant, expected);
+    k->destroy(k);
 }
 
 struct attn_fixture {
