@@ -1,12 +1,13 @@
 /*
  * bench_model.c - what a pass of a checkpoint costs, and which operation it goes to.
  *
- * usage: bench_model [checkpoint folder [threads [prefix [cpu|cuda]]]]. Prints one-token decoding,
- * verify of 1 to 64 nodes and prefill; then the share of each slot of the operation table. A device
- * is waited for after every operation, so its shares are of kernels; what a pass costs there is
- * printed beside it from replays of its recording, with bf16 rows. With
+ * usage: bench_model [checkpoint folder [threads [prefix [cpu|cuda [mask]]]]]. Prints one-token
+ * decoding, verify of 1 to 64 nodes and prefill; then the share of each slot of the operation
+ * table. A device is waited for after every operation, so its shares are of kernels; what a pass
+ * costs there is printed beside it from replays of its recording, with bf16 rows. With
  * TV_BENCH_STRICT=1 it fails below 300 tokens/s or above 4 x for 32 nodes (the kjv-mla-8m bounds);
  * with TV_BENCH_CPU_TIME=1 it counts processor time, which a busy machine disturbs less (1 thread).
+ * The mask (hexadecimal, kernels/cpu_features.h) names the instruction sets that may be used.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -224,9 +225,9 @@ static int prefill(struct bench *bench, int32_t count)
 }
 
 static int bench_open(struct bench *bench, const char *dir, int32_t threads, int32_t prefix,
-                      const char *backend)
+                      const char *backend, uint64_t mask)
 {
-    struct tv_kernels_options kernel_options = {.threads = threads, .cpu_flags_mask = ~0ull};
+    struct tv_kernels_options kernel_options = {.threads = threads, .cpu_flags_mask = mask};
     struct tv_model_options options = {
         .rows_max = prefix, .requests_max = 1, .page_size = PAGE_SIZE};
     struct tv_model_error error = {{0}};
@@ -276,10 +277,12 @@ int main(int argc, char **argv)
     int32_t threads = argc > 2 ? atoi(argv[2]) : 2;
     int32_t prefix = argc > 3 ? atoi(argv[3]) : 512;
     const char *backend = argc > 4 ? argv[4] : "cpu";
+    uint64_t mask = argc > 5 ? strtoull(argv[5], NULL, 16) : ~0ull;
     struct bench bench = {0};
     if (dir == NULL || prefix < NODES_MAX ||
-        bench_open(&bench, dir, threads, prefix, backend) != 0) {
-        fprintf(stderr, "usage: bench_model [checkpoint folder [threads [prefix [backend]]]]\n");
+        bench_open(&bench, dir, threads, prefix, backend, mask) != 0) {
+        fprintf(stderr,
+                "usage: bench_model [checkpoint folder [threads [prefix [backend [mask]]]]]\n");
         return 2;
     }
     table_wrap(bench.kernels);
