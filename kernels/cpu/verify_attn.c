@@ -66,12 +66,14 @@ static int32_t block_max(const struct tv_cpu_amx *amx)
     return amx ? BLOCK_MAX : TV_CPU_BLOCK;
 }
 
-/* A tile of sums holds 16 rows: with fewer heads than that, a single node leaves too much of it
- * empty to beat the vector loops, and every number of nodes has to go the same way. */
+/* A tile of sums holds 16 rows, and every number of nodes has to go the same way: with fewer heads
+ * than this a single node fills too few tiles for two threads to beat the vector loops. */
+enum { AMX_HEADS_MIN = 64 };
+
 static const struct tv_cpu_amx *pick_amx(const struct tv_kernels *k,
                                          const struct tv_verify_attn *args)
 {
-    int fits = args->heads >= TV_CPU_AMX_ROWS &&
+    int fits = args->heads >= AMX_HEADS_MIN &&
                (args->latent_dim + args->rope_dim) % TV_CPU_TILE == 0 &&
                args->latent_dim % TV_CPU_TILE == 0;
     return fits ? tv_cpu_of(k)->amx : NULL;

@@ -58,8 +58,9 @@ static void random_problems(struct check *c)
             prefix[b] = check_range(c, 0, 1) ? check_range(c, 0, 300) : 64 * check_range(c, 0, 3);
             nodes[b] = check_range(c, 1, 20);
         }
-        struct attn_problem p = attn_make(c, batch, prefix, nodes, check_range(c, 1, 9),
-                                          (enum attn_tree)(n % 3), n & 1 ? TV_BF16 : TV_F32);
+        struct attn_problem p =
+            attn_make(c, batch, prefix, nodes, n % 8 ? check_range(c, 1, 9) : 72,
+                      (enum attn_tree)(n % 3), n & 1 ? TV_BF16 : TV_F32);
         p.out_dtype = n % 4 == 3 ? TV_BF16 : TV_F32;
         struct attn_layout layout = {.page_size = 16 << check_range(c, 0, 3), .shuffled = 1};
         layout.packed = check_range(c, 0, 1);
@@ -142,7 +143,7 @@ static struct attn_problem alone(struct check *c, const struct attn_problem *all
     return p;
 }
 
-static void batch_independent(struct check *c, enum tv_dtype dtype)
+static void batch_independent(struct check *c, int32_t heads, enum tv_dtype dtype)
 {
     enum { BATCH = 34 };
     int32_t prefix[BATCH], nodes[BATCH];
@@ -151,7 +152,7 @@ static void batch_independent(struct check *c, enum tv_dtype dtype)
         nodes[b] = check_range(c, 1, 5);
     }
     prefix[7] = 700;
-    struct attn_problem p = attn_make(c, BATCH, prefix, nodes, 2, ATTN_RANDOM, dtype);
+    struct attn_problem p = attn_make(c, BATCH, prefix, nodes, heads, ATTN_RANDOM, dtype);
     struct attn_result all, one;
     if (attn_run(c, c->k, &p, &plain, &all) == 0) {
         for (int32_t b = 0; b < BATCH; b += 7) {
@@ -172,26 +173,26 @@ static void batch_independent(struct check *c, enum tv_dtype dtype)
 
 /* B07, and more than the contract asks: on the cpu backend a node's bits are those of its path as
  * a chain, so the same tree in another order of nodes agrees bit by bit. */
-static void path_as_chain(struct check *c)
+static void path_as_chain(struct check *c, int32_t heads)
 {
     int32_t prefix = 100, nodes = 40;
-    struct attn_problem tree = attn_make(c, 1, &prefix, &nodes, 4, ATTN_RANDOM, TV_F32);
+    struct attn_problem tree = attn_make(c, 1, &prefix, &nodes, heads, ATTN_RANDOM, TV_F32);
     int32_t dim = tree.latent + tree.rope, path[64], depth = 0;
     for (int32_t at = nodes - 1; at >= 0; at = tree.parents[at]) {
         path[depth++] = at;
     }
-    struct attn_problem chain = attn_make(c, 1, &prefix, &depth, 4, ATTN_CHAIN, TV_F32);
+    struct attn_problem chain = attn_make(c, 1, &prefix, &depth, heads, ATTN_CHAIN, TV_F32);
     memcpy(chain.kv[0], tree.kv[0], (size_t)prefix * (size_t)dim * sizeof(float));
     for (int32_t i = 0; i < depth; i++) {
         int32_t node = path[depth - 1 - i];
         memcpy(chain.kv[0] + (int64_t)(prefix + i) * dim,
                tree.kv[0] + (int64_t)(prefix + node) * dim, (size_t)dim * sizeof(float));
-        memcpy(chain.q + (int64_t)i * 4 * dim, tree.q + (int64_t)node * 4 * dim,
-               4 * (size_t)dim * sizeof(float));
+        memcpy(chain.q + (int64_t)i * heads * dim, tree.q + (int64_t)node * heads * dim,
+               (size_t)heads * (size_t)dim * sizeof(float));
     }
     struct attn_result a, b;
     if (attn_run(c, c->k, &tree, &plain, &a) == 0 && attn_run(c, c->k, &chain, &plain, &b) == 0) {
-        size_t row = 4 * (size_t)tree.latent;
+        size_t row = (size_t)heads * (size_t)tree.latent;
         const float *node = a.out + (size_t)(nodes - 1) * row;
         const float *leaf = b.out + (size_t)(depth - 1) * row;
         check_rel_l2(c, node, leaf, (int64_t)row, 2e-6, "node as the end of a chain (B07)");
@@ -284,9 +285,12 @@ void check_verify(struct check *c)
     tree_sizes(c);
     layouts(c, TV_F32);
     layouts(c, TV_BF16);
-    batch_independent(c, TV_F32);
-    batch_independent(c, TV_BF16);
-    path_as_chain(c);
+    /* with many heads a backend may go another way */
+    batch_independent(c, 2, TV_F32);
+    batch_independent(c, 2, TV_BF16);
+    batch_independent(c, 72, TV_F32);
+    path_as_chain(c, 4);
+    path_as_chain(c, 72);
     splits(c);
     low_scores(c);
 }
