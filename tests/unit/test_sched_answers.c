@@ -245,7 +245,7 @@ static void refusals_do_not_renew_a_lease(void **state)
 static void b18_the_answer_names_its_rule(void **state)
 {
     static const char *const settings[] = {"", "greedy", "target_walk", "typical"};
-    static const char *const refused[] = {"\"ratio-wor\"", "\"Typical\"", "\"client\"",
+    static const char *const refused[] = {"\"ratio-wor\"", "\"Typical\"", "\"Client\"",
                                           "\"Greedy\"",    "\"\"",        "null"};
     struct fixture *fixture = *state;
     for (int own = 0; own < 4; own++) { /* the session's, then the round's */
