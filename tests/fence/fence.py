@@ -5,6 +5,7 @@ Exit 0: kept; 1: every violation is listed; 77: a tool is missing (skip). Reads 
 """
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -78,6 +79,8 @@ FUNCTION_LINES_MAX = 70
 LONG_FILES = {}
 # Headers that are templates: included with macros set by the file that includes them.
 NOT_ALONE = {"kernels/cpu/micro_body.h"}
+# headers of one processor's instructions: the flags of the files that include them
+X86_FLAGS = {"kernels/cpu/amx_tiles.h": ["-mavx512f", "-mavx512bw", "-mamx-tile", "-mamx-bf16"]}
 
 
 def files(root, ends, under=("",)):
@@ -265,7 +268,9 @@ def headers(root, build, compiler):
         text = read(root, path)
         if path in NOT_ALONE or re.search(r"#\s*include\s*<cuda", text):
             continue
-        command = [*compiler, "-std=c17", "-D_GNU_SOURCE", "-Wall", "-Werror", "-fsyntax-only", "-x", "c"]
+        if path in X86_FLAGS and platform.machine() != "x86_64":
+            continue
+        command = [*compiler, *X86_FLAGS.get(path, []), "-std=c17", "-D_GNU_SOURCE", "-Wall", "-Werror", "-fsyntax-only", "-x", "c"]
         command += ["-I", root, "-I", os.path.join(root, "daemon"), "-I", os.path.join(root, "tests", "support")]
         command += ["-I", build, "-"]
         source = f'#include "{os.path.join(root, path)}"\nint tv_fence_unit;\n'
