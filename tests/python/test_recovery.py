@@ -81,6 +81,26 @@ class RecoveryTest(DaemonTest):
                 self.assertEqual((round.replayed, round.retries, round.seq), (True, 1, 1))
                 self.assertEqual(round.new_tokens, json.loads(lost[0].content)["new_tokens"])
 
+    def test_a_create_whose_answer_is_lost(self):
+        """Every attempt has the same Idempotency-Key: one session, and the first one's answer."""
+        lost, keys = [], []
+
+        def after(request, response):
+            if request.method == "POST" and request.url.path == "/v1/sessions":
+                keys.append(request.headers["idempotency-key"])
+                if len(lost) < 2:
+                    lost.append(json.loads(response.content)["session"])
+                    raise httpx.ReadError("gone", request=request)
+            return response
+
+        before = len(self.client.sessions())
+        with Client(url_of(self.daemon), transport=Hooked(after), retry=QUICK) as client:
+            with client.session(prompts(1)[0], sampling=GREEDY) as session:
+                self.assertEqual(lost, [session.id, session.id])
+                self.assertEqual(len(self.client.sessions()), before + 1)
+            with client.session(prompts(1)[0], sampling=GREEDY) as session:
+                self.assertEqual(len(set(keys)), 2)
+
     def test_a_lost_round_is_found_by_the_next_call(self):
         """Retries used up, the round done: the next call, another one, gives its tokens."""
         broken = []

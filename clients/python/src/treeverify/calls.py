@@ -55,12 +55,14 @@ class Retry:
 
 @dataclass(frozen=True)
 class Send:
-    """Do one HTTP exchange; content None means no body. wait_s is added to the driver's own timeout."""
+    """Do one HTTP exchange; content None means no body. wait_s is added to the driver's own timeout. key, when not
+    empty, is sent as Idempotency-Key, the same with every attempt."""
 
     method: str
     path: str
     content: bytes | None = None
     wait_s: float = 0.0
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,14 @@ def send(context: Context, request: Send) -> Flow[Reply]:
 
 
 def call(
-    context: Context, method: str, path: str, body: Mapping[str, Any] | None = None, wait_s: float = 0.0
+    context: Context,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    wait_s: float = 0.0,
+    key: str = "",
 ) -> Flow[dict[str, Any]]:
     """A call with a JSON answer; 204 gives {}."""
     content = None if body is None else encode(body)
-    reply = yield from send(context, Send(method, path, content, wait_s))
+    reply = yield from send(context, Send(method, path, content, wait_s, key))
     return decode(reply)

@@ -51,6 +51,8 @@ class Http:
     @staticmethod
     def request(effect: Send) -> dict[str, Any]:
         headers = {} if effect.content is None else {"Content-Type": "application/json"}
+        if effect.key:
+            headers["Idempotency-Key"] = effect.key
         return {"method": effect.method, "url": effect.path, "content": effect.content, "headers": headers}
 
     @staticmethod

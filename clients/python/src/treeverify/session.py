@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import secrets
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -145,10 +146,10 @@ class SessionCore:
     # --- create, resume ------------------------------------------------------------------------------------------
 
     def open(self) -> Flow[None]:
-        """POST /v1/sessions from the client's tokens. A create whose answer is lost may leave a second session at the
-        server, which its lease ends."""
+        """POST /v1/sessions from the client's tokens. All attempts have one Idempotency-Key, so a lost answer leaves no
+        second session behind."""
         body = {**tokens_body(self.tokens), **self.settings.body(), "expected_digest": self.digest.hex()}
-        answer = yield from call(self.context, "POST", "/v1/sessions", body)
+        answer = yield from call(self.context, "POST", "/v1/sessions", body, key=secrets.token_hex(16))
         try:
             if answer["committed_len"] != len(self.tokens) or answer["digest"] != self.digest.hex():
                 raise ContractError("the created session has other tokens than were sent")
