@@ -406,7 +406,7 @@ static void b53_a_hostile_drafter_runs_out_of_budget(void **state)
     struct fixture *fixture = *state;
     struct client hostile, honest;
     struct tv_call *call;
-    char text[4096];
+    char text[64 * 5], parents[64 * 3];
     fixture->config.principal_rejected = 0.98;
     who(fixture, "honest");
     client_open(fixture, &honest, 5, "");
@@ -414,15 +414,11 @@ static void b53_a_hostile_drafter_runs_out_of_budget(void **state)
     client_open(fixture, &hostile, 5, "");
     int32_t rounds = 0;
     for (;;) {
-        char *at = text;
+        int32_t right = tv_fixed_engine_token(fixture->engine, hostile.len + 1);
+        size_t at = 0, zeros = 0;
         for (int32_t i = 1; i < 64; i++) { /* siblings, none of them right */
-            int32_t right = tv_fixed_engine_token(fixture->engine, hostile.len + 1);
-            at += sprintf(at, ",%d", (right + i) % 307);
-        }
-        char *parents = at + 1;
-        at = parents;
-        for (int32_t i = 1; i < 64; i++) {
-            at += sprintf(at, ",0");
+            at += (size_t)snprintf(text + at, sizeof text - at, ",%d", (right + i) % 307);
+            zeros += (size_t)snprintf(parents + zeros, sizeof parents - zeros, ",0");
         }
         call = ask(fixture, TV_CALL_VERIFY, hostile.id,
                    "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%d%s],"
