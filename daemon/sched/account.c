@@ -67,8 +67,11 @@ static int check_queue(const struct tv_sched *sched, const struct tv_account *ac
     if (active <= 1 || sched->queue_count < sched->config->queue_max / 2) {
         return 0;
     }
-    for (const struct job *job = sched->queue.first; job != NULL; job = job->next) {
-        waiting += job->account == account;
+    const struct job *lists[2] = {sched->queue.first, sched->behind.first};
+    for (int i = 0; i < 2; i++) {
+        for (const struct job *job = lists[i]; job != NULL; job = job->next) {
+            waiting += job->account == account;
+        }
     }
     if (waiting < (share > 0 ? share : 1)) {
         return 0;
@@ -102,23 +105,30 @@ static int creates(const struct job *job)
     return job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_FORK;
 }
 
+/* Committed rows, and those of a round that waits for its client. */
+static int64_t rows_held(const struct tv_session *session)
+{
+    int waits = session->held.seq > 0 && !session->held.settled;
+    return (int64_t)session->len + (waits ? session->held.count : 0);
+}
+
 /* Sessions of the principal and what they hold, those under way included. */
 static void holdings(const struct tv_sched *sched, const struct tv_account *account,
                      int64_t *ret_sessions, int64_t *ret_pages)
 {
     const struct tv_sessions *table = &sched->table;
-    const struct job *lists[2] = {sched->queue.first, sched->running.first};
+    const struct job *lists[3] = {sched->queue.first, sched->behind.first, sched->running.first};
     *ret_sessions = *ret_pages = 0;
     for (size_t i = 0; i < table->bucket_count; i++) {
         for (const struct tv_session *session = table->buckets[i]; session != NULL;
              session = session->next) {
             if (strcmp(session->principal, account->principal) == 0) {
                 *ret_sessions += 1;
-                *ret_pages += pages_of(sched, session->len);
+                *ret_pages += pages_of(sched, rows_held(session));
             }
         }
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         for (const struct job *job = lists[i]; job != NULL; job = job->next) {
             if (job->account == account) {
                 *ret_sessions += creates(job);

@@ -69,6 +69,7 @@ int tv_sched_skip(struct tv_session *session, const struct tv_request *request, 
 static void refuse(struct tv_session *session, struct job *job, enum tv_code code, const char *text,
                    struct tv_call **ret_calls)
 {
+    tv_sched_account_refund(job);
     job->call->next = job->twins;
     for (struct tv_call *call = job->call; call != NULL; call = call->next) {
         struct tv_problem problem = {0};
@@ -102,6 +103,7 @@ void tv_sched_behind_refuse(struct tv_sched *sched, struct tv_session *session,
 static void settle_skip(struct tv_session *session, struct job *job, struct tv_call **ret_calls)
 {
     struct tv_buf body;
+    tv_sched_account_refund(job);
     if (tv_sched_skip(session, &job->call->request, tv_sched_job_lease(job), &body) != 0) {
         refuse(session, job, TV_INTERNAL, "no memory for the answer", ret_calls);
         return;

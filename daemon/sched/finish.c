@@ -212,7 +212,6 @@ static void release(struct tv_sched *sched, struct job *job, struct tv_call *set
 void tv_sched_job_answer(struct tv_sched *sched, struct job *job, int http_status,
                          const char *content_type, struct tv_buf *body)
 {
-    tv_sched_prefix_publish(sched, job);
     tv_sched_job_close(sched, job);
     struct tv_call *settled = NULL;
     tv_sched_lock(sched);
@@ -243,6 +242,13 @@ int32_t tv_sched_job_lease(const struct job *job)
     return lease_s;
 }
 
+/* Does the end of this job say how many tokens a verified tree has brought? A held one's commit
+ * does, not its proposal. */
+static int ends_tree(const struct job *job)
+{
+    return (job->round.kind == TV_CALL_VERIFY && !job->hold) || job->round.kind == TV_CALL_COMMIT;
+}
+
 /* What is known of the round only now. */
 static void round_complete(struct tv_sched *sched, struct job *job)
 {
@@ -264,7 +270,7 @@ static void round_complete(struct tv_sched *sched, struct job *job)
     round->accept_len_mean = (double)round->new_count;
     if (session != NULL) {
         int64_t rounds = session->verify_rounds, tokens = session->verify_tokens;
-        if (round->kind == TV_CALL_VERIFY) {
+        if (ends_tree(job)) {
             rounds++;
             tokens += round->new_count;
         }
@@ -286,6 +292,7 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
 {
     struct tv_session *session = job->session;
     int64_t now_us = tv_clock_us();
+    tv_sched_held_judge(job, now_us);
     if (job->round.kind == TV_CALL_ROLLBACK) {
         tv_session_rollback(session, job->round.committed_len, &job->digest, job->end.token,
                             job->end.finish);
@@ -304,7 +311,7 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
         job->session = NULL;
         return;
     }
-    if (job->round.kind == TV_CALL_VERIFY) {
+    if (ends_tree(job)) {
         session->verify_rounds++;
         session->verify_tokens += job->round.new_count;
     }
@@ -331,8 +338,8 @@ static int kept_make(struct job *job, const struct tv_buf *body, struct tv_sessi
     memcpy(ret_kept->body, body->data, body->bytes);
     ret_kept->body_bytes = body->bytes;
     ret_kept->seq = job->round.seq;
-    ret_kept->leaf = -1;
-    if (job->round.kind == TV_CALL_VERIFY) {
+    ret_kept->leaf = -1; /* a held round ends where its client says: no guess about it holds */
+    if (job->round.kind == TV_CALL_VERIFY && !job->hold) {
         ret_kept->leaf = job->round.accepted_nodes[job->round.accepted_count - 1];
     }
     memcpy(ret_kept->body_hash, job->call->request.body_hash, sizeof ret_kept->body_hash);

@@ -283,6 +283,8 @@ int tv_sched_pages_only(const struct job *job);
 void tv_sched_pages_run(struct tv_sched *sched, struct job *job);
 /* pages.c: a verify's commit_prev, before its launch. 0 or the engine's word. */
 int tv_sched_prev_settle(struct tv_sched *sched, struct job *job);
+/* With the lock, before a held round is settled or given up: what its drafts were good for. */
+void tv_sched_held_judge(struct job *job, int64_t now_us);
 /* info.c: the worker thread, without the lock. */
 void tv_sched_self_test_run(struct tv_sched *sched);
 /* With the lock: microseconds that an engine call has gone without progress; 0 outside of one. */

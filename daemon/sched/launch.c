@@ -206,6 +206,7 @@ static void decode_settle(struct tv_sched *sched, struct job *job, const struct 
 static void score_settle(struct tv_sched *sched, struct job *job, const struct tv_round_out *out)
 {
     struct tv_buf body;
+    tv_sched_prefix_publish(sched, job);
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
     tv_encode_scores(&body, out->scores, tree_of(job)->count);
     tv_sched_job_answer(sched, job, 200, "application/json", &body);

@@ -47,6 +47,18 @@ static int commit_prepare(struct job *job)
     return 0;
 }
 
+void tv_sched_held_judge(struct job *job, int64_t now_us)
+{
+    const struct tv_session_held *held = &job->session->held;
+    const struct tv_request *request = &job->call->request;
+    int settles = job->round.kind == TV_CALL_COMMIT || request->has_prev;
+    if (held->seq == 0 || held->settled || (!settles && job->round.kind != TV_CALL_ROLLBACK)) {
+        return;
+    }
+    int32_t count = settles ? request->path_count : 0;
+    tv_sched_account_judge(job->account, held->count - 1, count > 0 ? count - 1 : 0, now_us);
+}
+
 int tv_sched_prev_settle(struct tv_sched *sched, struct job *job)
 {
     const struct tv_request *request = &job->call->request;
@@ -59,6 +71,9 @@ int tv_sched_prev_settle(struct tv_sched *sched, struct job *job)
         sched->engine->ops->settle(sched->engine, job->context, request->path, request->path_count);
     tv_sched_lock(sched);
     if (rc == 0) {
+        tv_sched_held_judge(job, tv_clock_us());
+        session->verify_rounds++;
+        session->verify_tokens += request->path_count;
         tv_session_settle_held(session, request);
         job->digest = session->digest;
         job->settled = 1;

@@ -235,6 +235,9 @@ void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job)
     report->kernel = job->blocks.shadow.kernel;
     report->ok = report->ok && job->blocks.shadow.tokens_equal;
     report->took_ms = (tv_clock_us() - job->call->received_us) / 1000;
+    if (report->ok) { /* nobody shall find rows that are doubted */
+        tv_sched_prefix_publish(sched, job);
+    }
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
     if (report->ok || !job->call->request.strict) {
         tv_encode_parity_report(&body, report);

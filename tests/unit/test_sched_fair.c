@@ -400,13 +400,109 @@ static void a_dropped_call_is_not_charged(void **state)
     call_free(call);
 }
 
+/* Not sent yet: a round of 64 nodes, none of them right. */
+static struct tv_call *wrong_call(struct fixture *fixture, const struct client *client,
+                                  const char *members)
+{
+    char text[64 * 5], parents[64 * 3];
+    int32_t right = tv_fixed_engine_token(fixture->engine, client->len + 1);
+    size_t at = 0, zeros = 0;
+    for (int32_t i = 1; i < 64; i++) { /* siblings */
+        at += (size_t)snprintf(text + at, sizeof text - at, ",%d", (right + i) % 307);
+        zeros += (size_t)snprintf(parents + zeros, sizeof parents - zeros, ",0");
+    }
+    return call_make(fixture, TV_CALL_VERIFY, client->id,
+                     "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,"
+                     "\"tree\":{\"tokens\":[%d%s],\"parents\":[-1%s]}%s}",
+                     client->seq, client->epoch, client->len, client->pending, text, parents,
+                     members);
+}
+
+static struct tv_call *wrong_round(struct fixture *fixture, const struct client *client,
+                                   const char *members)
+{
+    struct tv_call *call = wrong_call(fixture, client, members);
+    call_start(fixture, call);
+    return call_wait(call);
+}
+
+/* Nor is one whose guess does not hold. */
+static void a_skipped_call_is_not_charged(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client, ahead;
+    char guess[64];
+    client_open(fixture, &client, 5, "");
+    struct tv_call *first = call_running(fixture, &client, 1);
+    fixture->config.principal_nodes_s = 1; /* a burst of the largest tree, 64 */
+    ahead = client;
+    client_advance(fixture, &ahead, 1);
+    ahead.pending = (ahead.pending + 1) % 307;
+    (void)snprintf(guess, sizeof guess, ",\"if\":{\"seq\":%d,\"leaf\":0,\"pending\":%d}",
+                   client.seq, ahead.pending);
+    struct tv_call *second = wrong_call(fixture, &ahead, guess);
+    call_start(fixture, second);
+    call_release(fixture, first, 200);
+    assert_reply(call_wait(second), 200);
+    call_free(second);
+    client_advance(fixture, &client, 1);
+    client.seq++; /* the skipped one's */
+    second = wrong_round(fixture, &client, "");
+    assert_reply(second, 200);
+    call_free(second);
+}
+
+/* A round that its client never wants is drafted in vain too. */
+static void b53_holding_does_not_save_the_budget(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client hostile;
+    struct tv_call *call;
+    int32_t rounds = 0;
+    fixture->config.principal_rejected = 0.98;
+    client_open(fixture, &hostile, 5, "");
+    for (;; rounds++) {
+        assert_true(rounds < 1000);
+        call = wrong_round(fixture, &hostile, ",\"commit\":\"hold\"");
+        if (call->reply.http_status != 200) {
+            break;
+        }
+        call_free(call);
+        hostile.seq++;
+        call = ask(fixture, TV_CALL_COMMIT, hostile.id, "{\"seq\":%d,\"epoch\":\"%s\",\"path\":[]}",
+                   hostile.seq, hostile.epoch);
+        assert_reply(call, 200);
+        call_free(call);
+        hostile.seq++;
+    }
+    assert_refused(call, 429, "work-budget");
+    call_free(call);
+    assert_in_range(rounds, TV_SCHED_REJECT_NODES / 63, 3 * TV_SCHED_REJECT_NODES / 63);
+}
+
+/* Rows that wait for a client's decision are its principal's. */
+static void held_rows_count(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client first, second;
+    fixture->config.principal_pages = 8; /* of 16 rows */
+    client_open(fixture, &first, 5, "");
+    struct tv_call *call = wrong_round(fixture, &first, ",\"commit\":\"hold\"");
+    assert_reply(call, 200); /* 69 rows: five pages */
+    call_free(call);
+    client_open(fixture, &second, 5, "");
+    call = wrong_round(fixture, &second, "");
+    assert_refused(call, 429, "rate-limited");
+    assert_string_equal(call->reply.rate_name, "pages");
+    call_free(call);
+}
+
 /* A drafter that is always wrong is slowed down, a right one beside it is not. */
 static void b53_a_hostile_drafter_runs_out_of_budget(void **state)
 {
     struct fixture *fixture = *state;
     struct client hostile, honest;
     struct tv_call *call;
-    char text[64 * 5], parents[64 * 3];
     fixture->config.principal_rejected = 0.98;
     who(fixture, "honest");
     client_open(fixture, &honest, 5, "");
@@ -414,16 +510,7 @@ static void b53_a_hostile_drafter_runs_out_of_budget(void **state)
     client_open(fixture, &hostile, 5, "");
     int32_t rounds = 0;
     for (;;) {
-        int32_t right = tv_fixed_engine_token(fixture->engine, hostile.len + 1);
-        size_t at = 0, zeros = 0;
-        for (int32_t i = 1; i < 64; i++) { /* siblings, none of them right */
-            at += (size_t)snprintf(text + at, sizeof text - at, ",%d", (right + i) % 307);
-            zeros += (size_t)snprintf(parents + zeros, sizeof parents - zeros, ",0");
-        }
-        call = ask(fixture, TV_CALL_VERIFY, hostile.id,
-                   "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%d%s],"
-                   "\"parents\":[-1%s]}}",
-                   hostile.seq, hostile.epoch, hostile.len, hostile.pending, text, parents);
+        call = wrong_round(fixture, &hostile, "");
         if (call->reply.http_status != 200) {
             break;
         }
@@ -493,6 +580,9 @@ int main(void)
         CASE(pages_of_one_principal_are_limited),
         CASE(nodes_a_second_are_limited),
         CASE(a_dropped_call_is_not_charged),
+        CASE(a_skipped_call_is_not_charged),
+        CASE(b53_holding_does_not_save_the_budget),
+        CASE(held_rows_count),
         CASE(b53_a_hostile_drafter_runs_out_of_budget),
         CASE(the_queue_is_shared),
     };
