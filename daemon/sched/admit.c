@@ -14,58 +14,6 @@
 #include "base/random.h"
 #include "sched/job.h"
 
-void tv_sched_job_destroy(struct job *job)
-{
-    if (job == NULL) {
-        return;
-    }
-    if (job->owns_tokens) {
-        free(job->tokens);
-    }
-    if (job->parity != NULL) {
-        free(job->parity->prefix);
-        free(job->parity->logits);
-        free(job->parity);
-    }
-    tv_sched_blocks_finish(&job->blocks);
-    free(job->borders);
-    free(job);
-}
-
-int64_t tv_sched_deadline(const struct tv_call *call)
-{
-    const struct tv_request *request = &call->request;
-    if (request->deadline_ms > 0 && request->kind != TV_CALL_CREATE &&
-        request->kind != TV_CALL_FORK &&
-        request->kind != TV_CALL_PARITY) { /* those have no such field */
-        return call->received_us + (int64_t)request->deadline_ms * 1000;
-    }
-    return INT64_MAX;
-}
-
-void tv_sched_job_waiters(struct job *job)
-{
-    if (!job->queued) {
-        return; /* who joins a round that has started does not prolong its wait for an oracle */
-    }
-    job->deadline_us = tv_sched_deadline(job->call);
-    for (const struct tv_call *call = job->twins; call != NULL; call = call->next) {
-        int64_t deadline_us = tv_sched_deadline(call);
-        job->deadline_us = deadline_us > job->deadline_us ? deadline_us : job->deadline_us;
-    }
-}
-
-void tv_sched_job_pass_on(struct job *job)
-{
-    job->call = job->twins;
-    job->twins = job->twins->next;
-    job->call->next = NULL;
-    if (!job->owns_tokens) { /* they were the call's; the other's are equal */
-        job->tokens = job->call->request.tokens;
-    }
-    tv_sched_job_waiters(job);
-}
-
 /* A top_p above 0 stays above 0, so that what the decoder took is not refused later. */
 static float share_narrow(double share)
 {
@@ -350,18 +298,6 @@ int tv_sched_round_begin(struct job *job, struct tv_session *session, struct tv_
     return 0;
 }
 
-void tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_call *call)
-{
-    struct tv_call **link = &running->twins; /* in the order they came */
-    while (*link != NULL) {
-        link = &(*link)->next;
-    }
-    call->next = NULL;
-    *link = call;
-    tv_sched_job_waiters(running);
-    (void)pthread_cond_signal(&sched->wake); /* its own deadline may be the next */
-}
-
 /* The round before has ended, and otherwise. 1: answered; -EINVAL with *problem. */
 static int skip(struct tv_session *session, struct tv_call *call, struct tv_problem *problem)
 {
@@ -468,29 +404,6 @@ static int check_detached(struct tv_sched *sched, struct job *job, struct tv_pro
     return 0;
 }
 
-static struct job *job_create(struct tv_sched *sched, struct tv_call *call)
-{
-    const struct tv_request *request = &call->request;
-    struct job *job = calloc(1, sizeof *job);
-    if (job == NULL) {
-        return NULL;
-    }
-    job->sched = sched;
-    job->call = call;
-    job->stage = JOB_QUEUED;
-    job->deadline_us = tv_sched_deadline(call);
-    job->alternative = -1;
-    job->round.kind = request->kind;
-    job->round.seq = request->seq;
-    job->round.limits = sched->limits_info;
-    job->step = (struct tv_tree){.count = 1,
-                                 .tokens = &job->step_token,
-                                 .parents = &job->step_parent,
-                                 .depths = &job->step_depth};
-    job->step_parent = -1;
-    return job;
-}
-
 /* A call that begins with a prompt of its own. */
 static int has_prompt(const struct tv_request *request)
 {
@@ -521,7 +434,7 @@ static int admit(struct tv_sched *sched, struct job *job, int *ret_attached,
                  struct tv_problem *problem)
 {
     const struct tv_request *request = &job->call->request;
-    int rc = tv_sched_key_judge(sched, job, ret_attached, problem);
+    int rc = tv_sched_key_judge(sched, job->call, ret_attached, problem);
     if (rc == 0) {
         rc = check(sched, job, ret_attached, problem);
     }
@@ -529,6 +442,7 @@ static int admit(struct tv_sched *sched, struct job *job, int *ret_attached,
         if (request->kind != TV_CALL_VERIFY) {
             job->nodes = request->has_tree ? request->tree.count : 1;
         }
+        tv_sched_key_claim(sched, job); /* what is refused takes nobody's place */
         job->queued = 1;
         tv_sched_job_list_push(job->behind ? &sched->behind : &sched->queue, job);
         sched->queue_count++;
@@ -538,9 +452,24 @@ static int admit(struct tv_sched *sched, struct job *job, int *ret_attached,
         tv_sched_account_refund(job);
     }
     sched->in_flight += rc == 0 || *ret_attached;
-    if (rc != 0) {
-        tv_sched_key_release(sched, job);
+    return rc;
+}
+
+/* The prompt of a create that is a session's tokens; a repeat needs none, and that session may be
+ * gone. As admit. */
+static int prompt_take(struct tv_sched *sched, struct tv_call *call, int *ret_attached,
+                       struct tv_problem *problem)
+{
+    if (call->request.prefix_len == 0) {
+        return 0;
     }
+    tv_sched_lock(sched);
+    int rc = tv_sched_key_judge(sched, call, ret_attached, problem);
+    if (rc == 0) {
+        rc = tv_sched_prefix_source(sched, &call->request, call->principal, problem);
+    }
+    sched->in_flight += *ret_attached;
+    tv_sched_unlock(sched);
     return rc;
 }
 
@@ -548,24 +477,40 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_problem problem = {0};
     int attached = 0;
-    struct job *job = job_create(sched, call);
+    struct job *job = tv_sched_job_create(sched, call);
     if (job == NULL) {
         tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the call");
         return 0;
     }
-    if (tv_sched_prefix_source(sched, &call->request, call->principal, &problem) != 0) {
+    int rc = prompt_take(sched, call, &attached, &problem);
+    if (rc == 0 && has_prompt(&call->request) && tv_sched_prefix_hash(sched, job) != 0) {
+        rc = fault(&problem, "no memory for the prompt's digests");
+    }
+    if (rc == 0) {
+        tv_sched_lock(sched);
+        rc = admit(sched, job, &attached, &problem);
+        tv_sched_unlock(sched);
+    }
+    if (rc != 0) {
         tv_sched_job_destroy(job);
+    }
+    if (rc < 0) {
         tv_sched_refuse(call, &problem);
-        return 0;
     }
-    if (has_prompt(&call->request) && tv_sched_prefix_hash(sched, job) != 0) {
-        tv_sched_job_destroy(job);
-        tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the prompt's digests");
-        return 0;
+    return rc == 0 || attached;
+}
+
+/* One item of several; as tv_sched_submit. */
+static int admit_item(struct tv_sched *sched, struct tv_call *call)
+{
+    struct tv_problem problem = {0};
+    int attached = 0, rc = -EINVAL;
+    struct job *job = tv_sched_job_create(sched, call);
+    if (job != NULL) {
+        rc = admit(sched, job, &attached, &problem);
+    } else {
+        (void)fault(&problem, "no memory for the call"); /* always -EINVAL */
     }
-    tv_sched_lock(sched);
-    int rc = admit(sched, job, &attached, &problem);
-    tv_sched_unlock(sched);
     if (rc != 0) {
         tv_sched_job_destroy(job);
     }
@@ -577,23 +522,21 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call)
 
 void tv_sched_admit_all(struct tv_sched *sched, struct tv_call **calls, int32_t count, int *queued)
 {
+    /* As much as one round's answer may have: what was within the inline limit can be repeated
+     * whole. */
+    size_t bytes = 0, bytes_max = TV_SCHED_REPLY_BYTES + 2 * sched->limits.inline_bytes;
     tv_sched_lock(sched);
     for (int32_t i = 0; i < count; i++) {
-        struct tv_problem problem = {0};
-        int attached = 0, rc = -EINVAL;
-        struct job *job = job_create(sched, calls[i]);
-        if (job != NULL) {
-            rc = admit(sched, job, &attached, &problem);
-        } else {
-            (void)fault(&problem, "no memory for the call"); /* always -EINVAL */
+        if (bytes > bytes_max) { /* before anything of it is looked at: its seq stays free */
+            tv_sched_reply_refuse(calls[i], TV_OVERLOADED, NULL,
+                                  "the kept answers of the items before are too large together");
+            queued[i] = 0;
+            continue;
         }
-        if (rc != 0) {
-            tv_sched_job_destroy(job);
+        queued[i] = admit_item(sched, calls[i]);
+        if (!queued[i]) {
+            bytes += calls[i]->reply.body.bytes;
         }
-        if (rc < 0) {
-            tv_sched_refuse(calls[i], &problem);
-        }
-        queued[i] = rc == 0 || attached;
     }
     tv_sched_unlock(sched);
 }

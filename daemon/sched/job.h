@@ -213,10 +213,12 @@ void tv_sched_admit_all(struct tv_sched *sched, struct tv_call **calls, int32_t 
 int tv_sched_batch_submit(struct tv_sched *sched, struct tv_call *call);
 void tv_sched_batch_cancel(struct tv_sched *sched, struct tv_batch *batch);
 void tv_sched_batch_destroy(struct tv_batch *batch);
-void tv_sched_job_destroy(struct job *job);
 /* With the lock: the session has said that this round may run; make it the session's operation. 0,
  * or -EINVAL with *problem and nothing changed. */
 int tv_sched_round_begin(struct job *job, struct tv_session *session, struct tv_problem *problem);
+/* job.c. NULL: no memory. destroy: its calls are let go of; NULL is fine. */
+struct job *tv_sched_job_create(struct tv_sched *sched, struct tv_call *call);
+void tv_sched_job_destroy(struct job *job);
 /* When a call may not start any more; INT64_MAX: always. */
 int64_t tv_sched_deadline(const struct tv_call *call);
 /* With the lock: calls have joined the job or left it; a queued one may start as long as any of
@@ -224,8 +226,10 @@ int64_t tv_sched_deadline(const struct tv_call *call);
 void tv_sched_job_waiters(struct job *job);
 /* With the lock: the first call of a queued job leaves it to the next one, which exists. */
 void tv_sched_job_pass_on(struct job *job);
+/* With the lock: the same call is queued or running; wait for its answer. */
+void tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_call *call);
 
-/* prefix.c. source: the prompt of a create that names a session's tokens, copied under the lock. 0
+/* prefix.c. source, with the lock: the prompt of a create that names a session's tokens, copied. 0
  * or -EINVAL with *problem. hash: a prompt's digests, without the lock: long ones take a while. 0
  * or -ENOMEM; leaves the whole prompt's digest in job->digest when it has an expected one. */
 int tv_sched_prefix_source(struct tv_sched *sched, struct tv_request *request,
@@ -268,16 +272,17 @@ void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job);
 int tv_sched_parity_self_case(struct tv_sched *sched, struct tv_request *request,
                               struct tv_problem *problem);
 void *tv_sched_comparer_main(void *context);
-/* keys.c, with the lock. Does the call's Idempotency-Key know it? 0: no, and now it does; 1: the
- * call is answered or attached, *ret_attached says which; -1 with *problem. */
-int tv_sched_key_judge(struct tv_sched *sched, struct job *job, int *ret_attached,
+/* keys.c, with the lock. Does the call's Idempotency-Key know it? 0: no, or it has none; 1: the
+ * call is answered or attached, *ret_attached says which; -EINVAL with *problem, also when a new
+ * key has no place. */
+int tv_sched_key_judge(struct tv_sched *sched, struct tv_call *call, int *ret_attached,
                        struct tv_problem *problem);
-/* The call was refused: its key is free. */
+/* Judged with 0 under this lock, and every check has passed: from now on its key is known. */
+void tv_sched_key_claim(struct tv_sched *sched, struct job *job);
+/* The job has failed or was dropped: its key is free. */
 void tv_sched_key_release(struct tv_sched *sched, struct job *job);
 /* The call has succeeded: takes over kept->body when it came with a key. */
 void tv_sched_key_settle(struct tv_sched *sched, struct job *job, struct tv_session_kept *kept);
-/* admit.c, with the lock: the same call is queued or running; wait for its answer. */
-void tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_call *call);
 /* pages.c. Rollback, fork and commit: nothing to launch, done between two launches. */
 int tv_sched_pages_only(const struct job *job);
 void tv_sched_pages_run(struct tv_sched *sched, struct job *job);

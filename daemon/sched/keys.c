@@ -1,8 +1,11 @@
 /*
  * keys.c - calls with an Idempotency-Key: a repeat gets the first one's answer, or waits for it.
  *
- * Refuses a key that came with another body. A call that was refused leaves its key free.
+ * Refuses a key that came with another body. A call that was refused leaves its key free, and every
+ * other key known.
  */
+#include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,29 +23,26 @@ static void repeat(struct tv_sched *sched, struct tv_call *call, const struct tv
     }
 }
 
-int tv_sched_key_judge(struct tv_sched *sched, struct job *job, int *ret_attached,
+int tv_sched_key_judge(struct tv_sched *sched, struct tv_call *call, int *ret_attached,
                        struct tv_problem *problem)
 {
-    struct tv_call *call = job->call;
     if (call->key[0] == '\0') {
         return 0;
     }
     struct tv_session_key *entry =
         tv_session_key_find(&sched->table, call->principal, call->key, tv_clock_us());
-    if (entry == NULL) {
-        job->key =
-            tv_session_key_begin(&sched->table, call->principal, call->key, &call->request, job);
-        if (job->key == NULL) {
-            tv_problem_set(problem, TV_OVERLOADED, NULL, "too many calls with a key wait");
-            problem->retry_after_s = 1;
-            return -1;
-        }
+    if (entry == NULL && tv_session_key_room(&sched->table)) {
         return 0;
+    }
+    if (entry == NULL) {
+        tv_problem_set(problem, TV_OVERLOADED, NULL, "too many calls with a key wait");
+        problem->retry_after_s = 1;
+        return -EINVAL;
     }
     if (!tv_session_key_same(entry, &call->request)) {
         tv_problem_set(problem, TV_SEQ_REUSED, NULL,
                        "the Idempotency-Key was used with another body");
-        return -1;
+        return -EINVAL;
     }
     if (entry->operation != NULL) {
         tv_sched_job_join(sched, entry->operation, call);
@@ -51,6 +51,16 @@ int tv_sched_key_judge(struct tv_sched *sched, struct job *job, int *ret_attache
         repeat(sched, call, entry);
     }
     return 1;
+}
+
+void tv_sched_key_claim(struct tv_sched *sched, struct job *job)
+{
+    const struct tv_call *call = job->call;
+    if (call->key[0] != '\0') {
+        job->key =
+            tv_session_key_begin(&sched->table, call->principal, call->key, &call->request, job);
+        assert(job->key != NULL); /* there was room */
+    }
 }
 
 void tv_sched_key_release(struct tv_sched *sched, struct job *job)

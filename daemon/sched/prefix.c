@@ -19,9 +19,8 @@ static enum tv_cache_prefix kept(const struct tv_sched *sched)
     return facts.prefix;
 }
 
-/* With the lock. */
-static int source_copy(struct tv_sched *sched, struct tv_request *request, const char *principal,
-                       struct tv_problem *problem)
+int tv_sched_prefix_source(struct tv_sched *sched, struct tv_request *request,
+                           const char *principal, struct tv_problem *problem)
 {
     struct tv_session *session = NULL;
     enum tv_code code = tv_sessions_find(&sched->table, request->prefix_session, principal,
@@ -47,18 +46,6 @@ static int source_copy(struct tv_sched *sched, struct tv_request *request, const
     memcpy(request->tokens, session->tokens, bytes);
     request->token_count = request->prefix_len;
     return 0;
-}
-
-int tv_sched_prefix_source(struct tv_sched *sched, struct tv_request *request,
-                           const char *principal, struct tv_problem *problem)
-{
-    if (request->prefix_len == 0) {
-        return 0;
-    }
-    tv_sched_lock(sched);
-    int rc = source_copy(sched, request, principal, problem);
-    tv_sched_unlock(sched);
-    return rc;
 }
 
 int tv_sched_prefix_hash(const struct tv_sched *sched, struct job *job)

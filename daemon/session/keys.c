@@ -2,8 +2,8 @@
  * keys.c - calls known by the Idempotency-Key that their client gave them: what they are, whether
  * they are under way, and what was answered.
  *
- * Refuses to forget a call that is under way; of those that ended the oldest go first, by number
- * and by bytes.
+ * Refuses to forget a call that is under way, and to let who has many entries displace those of who
+ * has few; else the oldest go first, by number and by bytes.
  */
 #include "session/session.h"
 
@@ -15,13 +15,15 @@ int tv_session_keys_init(struct tv_session_keys *keys)
 {
     keys->hashes = calloc(TV_SESSION_KEYS_MAX, sizeof *keys->hashes);
     keys->entries = calloc(TV_SESSION_KEYS_MAX, sizeof *keys->entries);
-    return keys->hashes == NULL || keys->entries == NULL ? -1 : 0;
+    keys->owners = calloc(TV_SESSION_KEYS_MAX + 1, sizeof *keys->owners);
+    return keys->hashes == NULL || keys->entries == NULL || keys->owners == NULL ? -1 : 0;
 }
 
 static void forget(struct tv_session_keys *keys, struct tv_session_key *entry)
 {
     keys->hashes[entry - keys->entries] = 0;
     keys->bytes -= entry->body_bytes;
+    entry->owner->count--;
     free(entry->body);
     memset(entry, 0, sizeof *entry);
 }
@@ -31,6 +33,7 @@ void tv_session_keys_finish(struct tv_session_keys *keys)
     for (int32_t i = 0; keys->entries != NULL && i < TV_SESSION_KEYS_MAX; i++) {
         free(keys->entries[i].body);
     }
+    free(keys->owners);
     free(keys->entries);
     free(keys->hashes);
 }
@@ -54,7 +57,7 @@ static int outlived(struct tv_sessions *table, const struct tv_session_key *entr
 {
     struct tv_session *session = NULL;
     return entry->operation == NULL && now_us - entry->done_us >= TV_SESSION_KEY_US &&
-           tv_sessions_find(table, entry->made, entry->principal, now_us, &session) != TV_OK;
+           tv_sessions_find(table, entry->made, entry->owner->principal, now_us, &session) != TV_OK;
 }
 
 struct tv_session_key *tv_session_key_find(struct tv_sessions *table, const char *principal,
@@ -65,7 +68,7 @@ struct tv_session_key *tv_session_key_find(struct tv_sessions *table, const char
     for (int32_t i = 0; i < TV_SESSION_KEYS_MAX; i++) {
         struct tv_session_key *entry = &keys->entries[i];
         if (keys->hashes[i] != hash || strcmp(entry->key, key) != 0 ||
-            strcmp(entry->principal, principal) != 0) {
+            strcmp(entry->owner->principal, principal) != 0) {
             continue;
         }
         if (!outlived(table, entry, now_us)) {
@@ -83,27 +86,85 @@ int tv_session_key_same(const struct tv_session_key *entry, const struct tv_requ
            strcmp(entry->session, request->session) == 0;
 }
 
+/* Its place, or one that is free. */
+static struct tv_session_key_owner *owner_of(struct tv_session_keys *keys, const char *principal)
+{
+    struct tv_session_key_owner *unused = NULL;
+    for (int32_t i = 0; i <= TV_SESSION_KEYS_MAX; i++) {
+        struct tv_session_key_owner *owner = &keys->owners[i];
+        if (owner->count > 0 && strcmp(owner->principal, principal) == 0) {
+            return owner;
+        }
+        unused = unused == NULL && owner->count == 0 ? owner : unused;
+    }
+    assert(unused != NULL); /* fewer have entries than there are places */
+    memset(unused, 0, sizeof *unused);
+    (void)strncpy(unused->principal, principal, sizeof unused->principal - 1);
+    return unused;
+}
+
+static struct tv_session_key *free_place(struct tv_session_keys *keys)
+{
+    for (int32_t i = 0; i < TV_SESSION_KEYS_MAX; i++) {
+        if (keys->hashes[i] == 0) {
+            return &keys->entries[i];
+        }
+    }
+    return NULL;
+}
+
+/* What goes for an entry of this owner, itself excepted: of what has ended the oldest of whoever
+ * has the most, the owner before others who have as many. NULL: none. */
+static struct tv_session_key *displaced(const struct tv_session_keys *keys,
+                                        const struct tv_session_key_owner *owner,
+                                        const struct tv_session_key *itself)
+{
+    struct tv_session_key *best = NULL;
+    int32_t best_rank = 0;
+    for (int32_t i = 0; i < TV_SESSION_KEYS_MAX; i++) {
+        struct tv_session_key *entry = &keys->entries[i];
+        if (keys->hashes[i] == 0 || entry->operation != NULL || entry == itself) {
+            continue;
+        }
+        int32_t rank = 2 * entry->owner->count + (entry->owner == owner);
+        if (rank > best_rank || (rank == best_rank && entry->serial < best->serial)) {
+            best = entry;
+            best_rank = rank;
+        }
+    }
+    return best;
+}
+
+int tv_session_key_room(const struct tv_sessions *table)
+{
+    return table->keys.running < TV_SESSION_KEYS_MAX;
+}
+
 struct tv_session_key *tv_session_key_begin(struct tv_sessions *table, const char *principal,
                                             const char *key, const struct tv_request *request,
                                             void *operation)
 {
     struct tv_session_keys *keys = &table->keys;
-    for (int32_t tried = 0; tried < TV_SESSION_KEYS_MAX; tried++) {
-        struct tv_session_key *entry = &keys->entries[keys->next];
-        keys->next = (keys->next + 1) % TV_SESSION_KEYS_MAX;
-        if (entry->operation != NULL) {
-            continue;
-        }
-        forget(keys, entry);
-        keys->hashes[entry - keys->entries] = hash_of(principal, key);
-        (void)strncpy(entry->principal, principal, sizeof entry->principal - 1);
-        (void)strncpy(entry->key, key, sizeof entry->key - 1);
-        memcpy(entry->session, request->session, sizeof entry->session);
-        memcpy(entry->body_hash, request->body_hash, sizeof entry->body_hash);
-        entry->operation = operation;
-        return entry;
+    if (!tv_session_key_room(table)) {
+        return NULL;
     }
-    return NULL;
+    struct tv_session_key_owner *owner = owner_of(keys, principal);
+    struct tv_session_key *entry = free_place(keys);
+    if (entry == NULL) {
+        entry = displaced(keys, owner, NULL);
+        assert(entry != NULL); /* one of them has ended */
+        forget(keys, entry);
+    }
+    keys->hashes[entry - keys->entries] = hash_of(principal, key);
+    entry->owner = owner;
+    entry->owner->count++;
+    entry->serial = keys->serial++;
+    (void)strncpy(entry->key, key, sizeof entry->key - 1);
+    memcpy(entry->session, request->session, sizeof entry->session);
+    memcpy(entry->body_hash, request->body_hash, sizeof entry->body_hash);
+    entry->operation = operation;
+    keys->running++;
+    return entry;
 }
 
 void tv_session_key_end(struct tv_sessions *table, struct tv_session_key *entry, const char *made,
@@ -112,6 +173,7 @@ void tv_session_key_end(struct tv_sessions *table, struct tv_session_key *entry,
     struct tv_session_keys *keys = &table->keys;
     assert(entry->operation != NULL);
     entry->operation = NULL;
+    keys->running--;
     entry->body = body;
     entry->body_bytes = body_bytes;
     entry->done_us = now_us;
@@ -121,10 +183,7 @@ void tv_session_key_end(struct tv_sessions *table, struct tv_session_key *entry,
         return;
     }
     (void)strncpy(entry->made, made, sizeof entry->made - 1);
-    for (int32_t i = 0; keys->bytes > TV_SESSION_KEY_BYTES_MAX && i < TV_SESSION_KEYS_MAX; i++) {
-        struct tv_session_key *oldest = &keys->entries[(keys->next + i) % TV_SESSION_KEYS_MAX];
-        if (oldest->body != NULL && oldest != entry) {
-            forget(keys, oldest);
-        }
+    while (keys->bytes > TV_SESSION_KEY_BYTES_MAX) { /* its own answer is less */
+        forget(keys, displaced(keys, entry->owner, entry));
     }
 }

@@ -128,9 +128,17 @@ struct tv_session_tomb {
     char principal[33];
 };
 
+/* Somebody who has entries. */
+struct tv_session_key_owner {
+    char principal[33];
+    int32_t count; /* of them; 0: this place is free */
+};
+
 /* One call that came with an Idempotency-Key. */
 struct tv_session_key {
-    char principal[33], key[TV_KEY_BYTES_MAX + 1];
+    struct tv_session_key_owner *owner;
+    char key[TV_KEY_BYTES_MAX + 1];
+    uint64_t serial;  /* in the order they began */
     char session[32]; /* in whose path it came, or "" */
     uint8_t body_hash[32];
     void *operation; /* sched/'s, while it is under way */
@@ -142,9 +150,12 @@ struct tv_session_key {
 
 struct tv_session_keys {
     uint64_t *hashes;               /* [TV_SESSION_KEYS_MAX], owned; 0: the entry is free */
-    struct tv_session_key *entries; /* [TV_SESSION_KEYS_MAX], owned; a ring */
-    int32_t next;
-    size_t bytes; /* of the answers */
+    struct tv_session_key *entries; /* [TV_SESSION_KEYS_MAX], owned */
+    /* [TV_SESSION_KEYS_MAX + 1], owned: one more than can have any */
+    struct tv_session_key_owner *owners;
+    uint64_t serial;
+    int32_t running; /* entries of calls that are under way */
+    size_t bytes;    /* of the answers */
 };
 
 struct tv_sessions {
@@ -194,8 +205,10 @@ struct tv_session_key *tv_session_key_find(struct tv_sessions *table, const char
                                            const char *key, int64_t now_us);
 /* Is this the call that the entry knows: same path and body? */
 int tv_session_key_same(const struct tv_session_key *entry, const struct tv_request *request);
-/* Remember a call that nothing is known of, in place of the oldest; operation is not NULL. NULL: as
- * many as there may be are under way. */
+/* 0: as many as there may be are under way. */
+int tv_session_key_room(const struct tv_sessions *table);
+/* Remember a call that nothing is known of; operation is not NULL. Without a free place the oldest
+ * goes of whoever has the most, this principal first. NULL: there is no room. */
 struct tv_session_key *tv_session_key_begin(struct tv_sessions *table, const char *principal,
                                             const char *key, const struct tv_request *request,
                                             void *operation);

@@ -1,6 +1,7 @@
 /*
  * test_sched_batch.c - verify:batch on fixed answers: one launch for the items of different
- * sessions, faults that stay with their item, retries of items, and a client that leaves.
+ * sessions, faults that stay with their item, retries of items, how much they may answer at once,
+ * and a client that leaves.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +16,7 @@
 #include "fixed_engine.h"
 #include "test_sched_fixture.h"
 
-#define BODY 8192
+#define BODY 16384
 
 /* A verify of `count` nodes as an item: its session comes first. */
 static void item_add(struct fixture *fixture, const struct client *client, int32_t count,
@@ -194,12 +195,91 @@ static void the_client_leaves(void **state)
     }
 }
 
+/* As the fixture, but a row of logits is large. */
+static int wide_setup(void **state)
+{
+    struct tv_fixed_engine_params params = {
+        .vocab = 6000, .max_len = 512, .nodes_max = 64, .requests_max = 4, .prefill_rows = 16};
+    int rc = fixture_setup(state);
+    struct fixture *fixture = *state;
+    fixture_stop(fixture);
+    assert_int_equal(tv_fixed_engine_create(&params, &fixture->engine), 0);
+    assert_int_equal(tv_sched_create(&fixture->config, fixture->engine, NULL, &fixture->sched), 0);
+    return rc;
+}
+
+/* A round with large logits, and one behind it that guessed wrong: its answer has the first one's.
+ * *ret_item is the second as an item; the size of its answer. */
+static size_t skip_large(struct fixture *fixture, struct client *client, char *ret_item,
+                         size_t item_bytes)
+{
+    char body[2048];
+    (void)client_chain(fixture, client, 32, body, sizeof body);
+    body[strlen(body) - 1] = '\0';
+    expect(fixture, 200, TV_CALL_VERIFY, client->id, "%s,\"want\":{\"logits\":{\"rows\":\"all\"}}}",
+           body);
+    client_advance(fixture, client, 32);
+    (void)client_chain(fixture, client, 1, body, sizeof body);
+    body[strlen(body) - 1] = '\0';
+    int used = snprintf(ret_item, item_bytes,
+                        "{\"session\":\"%s\",%s,\"if\":{\"seq\":1,\"leaf\":30,\"pending\":%d}}",
+                        client->id, body + 1, client->pending);
+    assert_true(used > 0 && (size_t)used < item_bytes);
+    struct tv_call *call = ask(fixture, TV_CALL_BATCH, "", "{\"items\":[%s]}", ret_item);
+    assert_reply(call, 200);
+    assert_int_equal(mentions(call, "\"status\":\"skipped\""), 1);
+    size_t bytes = call->reply.body.bytes;
+    call_free(call);
+    client->seq++;
+    return bytes;
+}
+
+/* A small body that asks for many large answers gets what one round's may have, and one more. */
+static void kept_answers_are_bounded(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client, other;
+    char items[BODY] = "", item[512];
+    size_t most = TV_SCHED_REPLY_BYTES + 2 * fixture->sched->limits.inline_bytes;
+    client_open(fixture, &client, 20, "");
+    client_open(fixture, &other, 20, "");
+    size_t bytes = skip_large(fixture, &client, item, sizeof item);
+    int32_t fit = (int32_t)(most / bytes) + 1;
+    assert_in_range(fit, 2, TV_BATCH_ITEMS_MAX - 2);
+    for (int32_t i = 0; i < TV_BATCH_ITEMS_MAX - 1; i++) {
+        text_add(item, items);
+    }
+    item_add(fixture, &other, 2, items);
+    struct tv_call *call = ask(fixture, TV_CALL_BATCH, "", "{\"items\":[%s]}", items);
+    assert_reply(call, 200);
+    int32_t refused = mentions(call, "{\"status\":503,\"problem\":");
+    assert_int_equal(mentions(call, "\"code\":\"overloaded\""), refused);
+    assert_in_range(TV_BATCH_ITEMS_MAX - refused, fit, fit + 1);
+    assert_true(call->reply.body.bytes < most + 2 * bytes);
+    call_free(call);
+    client_check(fixture, &other); /* nothing of it was used up */
+    items[0] = '\0';
+    text_add(item, items);
+    item_add(fixture, &other, 2, items);
+    call = ask(fixture, TV_CALL_BATCH, "", "{\"items\":[%s]}", items);
+    assert_reply(call, 200);
+    assert_int_equal(mentions(call, "{\"status\":200,\"body\":"), 2);
+    call_free(call);
+    client_advance(fixture, &other, 2);
+    client_check(fixture, &other);
+    client_check(fixture, &client);
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
     const struct CMUnitTest tests[] = {
-        CASE(one_launch),          CASE(faults_stay_with_their_item), CASE(every_item_refused),
-        CASE(lists_that_are_none), CASE(the_client_leaves),
+        CASE(one_launch),
+        CASE(faults_stay_with_their_item),
+        CASE(every_item_refused),
+        CASE(lists_that_are_none),
+        CASE(the_client_leaves),
+        cmocka_unit_test_setup_teardown(kept_answers_are_bounded, wide_setup, fixture_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,6 +174,134 @@ static void keys_live_as_long_as_their_sessions(void **state)
     call_free(first);
 }
 
+/* However many calls with keys of their own are refused, what was answered is known. */
+static void refused_calls_displace_nobody(void **state)
+{
+    static const char bad[] =
+        "{\"tokens\":[1],\"expected_digest\":\"00000000000000000000000000000000\"}";
+    struct fixture *fixture = *state;
+    char key[16];
+    struct tv_call *first = keyed(fixture, TV_CALL_CREATE, "", "key", PROMPT);
+    for (int i = 0; i < TV_SESSION_KEYS_MAX; i++) {
+        (void)snprintf(key, sizeof key, "r%d", i);
+        struct tv_call *call = keyed(fixture, TV_CALL_CREATE, "", key, bad);
+        assert_reply(call, 409);
+        call_free(call);
+    }
+    struct tv_call *again = keyed(fixture, TV_CALL_CREATE, "", "key", PROMPT);
+    assert_same(first, again);
+    call_free(again);
+    call_free(first);
+    first = keyed(fixture, TV_CALL_CREATE, "", "r0", PROMPT); /* and the keys are free */
+    assert_reply(first, 201);
+    call_free(first);
+}
+
+/* A repeat needs nothing of the session whose tokens its prompt was. */
+static void a_repeat_outlives_its_prefix(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client source;
+    char body[128];
+    client_open(fixture, &source, 20, "");
+    (void)snprintf(body, sizeof body, "{\"prefix\":{\"session\":\"%s\",\"len\":10}}", source.id);
+    struct tv_call *first = keyed(fixture, TV_CALL_CREATE, "", "key", body), *again;
+    assert_reply(first, 201);
+    expect(fixture, 200, TV_CALL_ROLLBACK, source.id,
+           "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":20,\"len\":5}", source.epoch);
+    again = keyed(fixture, TV_CALL_CREATE, "", "new", body);
+    assert_refused(again, 422, "wrong-value");
+    call_free(again);
+    for (int gone = 0; gone < 2; gone++) {
+        again = keyed(fixture, TV_CALL_CREATE, "", "key", body);
+        assert_same(first, again);
+        call_free(again);
+        again = keyed(fixture, TV_CALL_CREATE, "", "key", "{\"tokens\":[9]}");
+        assert_refused(again, 422, "seq-reused");
+        call_free(again);
+        expect(fixture, 204, TV_CALL_DELETE, source.id, NULL);
+    }
+    again = keyed(fixture, TV_CALL_CREATE, "", "new", body);
+    assert_refused(again, 404, "session-not-found");
+    call_free(again);
+    call_free(first);
+    assert_int_equal(tv_sched_in_flight(fixture->sched), 0);
+}
+
+/* Who joins a queued create has no copy of the prompt when the first client leaves it the job. */
+static void a_prefix_stays_when_its_first_client_leaves(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client source;
+    int32_t tail[16];
+    char body[128], id[32];
+    client_open(fixture, &source, 20, "");
+    (void)snprintf(body, sizeof body, "{\"prefix\":{\"session\":\"%s\",\"len\":10}}", source.id);
+    tv_fixed_engine_hold(fixture->engine, 1);
+    struct tv_call *running = start_keyed(fixture, TV_CALL_CREATE, "", "running", PROMPT);
+    tv_fixed_engine_await_held(fixture->engine);
+    struct tv_call *leaving = start_keyed(fixture, TV_CALL_CREATE, "", "key", body);
+    expect(fixture, 204, TV_CALL_DELETE, source.id, NULL);
+    struct tv_call *staying = start_keyed(fixture, TV_CALL_CREATE, "", "key", body);
+    assert_false(call_is_done(staying));
+    tv_sched_cancel(fixture->sched, leaving);
+    assert_refused(call_wait(leaving), 504, "deadline");
+    call_free(leaving);
+    tv_fixed_engine_hold(fixture->engine, 0);
+    assert_reply(call_wait(running), 201);
+    call_free(running);
+    assert_reply(call_wait(staying), 201);
+    reply_text(staying, "session", id, sizeof id);
+    call_free(staying);
+    struct tv_call *look = call_make(fixture, TV_CALL_STATE, id, NULL);
+    look->request.tail = 16;
+    call_start(fixture, look);
+    assert_reply(call_wait(look), 200);
+    assert_int_equal(reply_ints(look, "tail", tail, 16), 10);
+    assert_memory_equal(tail, source.tokens, 10 * sizeof *tail);
+    call_free(look);
+    assert_int_equal(tv_sched_in_flight(fixture->sched), 0);
+}
+
+static void end_one(struct tv_sessions *table, const char *principal, const char *key)
+{
+    struct tv_request request = {.kind = TV_CALL_CREATE};
+    struct tv_session_key *entry = tv_session_key_begin(table, principal, key, &request, table);
+    assert_non_null(entry);
+    tv_session_key_end(table, entry, "", calloc(1, 100), 100, 0);
+}
+
+/* The table alone: who has many entries displaces its own, not those of who has few. */
+static void many_keys_displace_no_other_principals(void **state)
+{
+    (void)state;
+    struct tv_sessions_params params = {.sessions_max = 4, .page_size = 16, .model_max_len = 100};
+    struct tv_sessions *table = calloc(1, sizeof *table);
+    char key[16];
+    assert_non_null(table);
+    assert_int_equal(tv_sessions_init(table, &params), 0);
+    end_one(table, "few", "0");
+    for (int i = 0; i < 2 * TV_SESSION_KEYS_MAX; i++) {
+        (void)snprintf(key, sizeof key, "%d", i);
+        end_one(table, "many", key);
+    }
+    assert_non_null(tv_session_key_find(table, "few", "0", 0));
+    end_one(table, "few", "1"); /* in a full table */
+    end_one(table, "third", "0");
+    end_one(table, "many", "last");
+    assert_non_null(tv_session_key_find(table, "few", "0", 0));
+    assert_non_null(tv_session_key_find(table, "few", "1", 0));
+    assert_non_null(tv_session_key_find(table, "third", "0", 0));
+    assert_non_null(tv_session_key_find(table, "many", "last", 0));
+    assert_non_null(tv_session_key_find(table, "many", key, 0));
+    (void)snprintf(key, sizeof key, "%d", TV_SESSION_KEYS_MAX + 3); /* its oldest went */
+    assert_null(tv_session_key_find(table, "many", key, 0));
+    (void)snprintf(key, sizeof key, "%d", TV_SESSION_KEYS_MAX + 4);
+    assert_non_null(tv_session_key_find(table, "many", key, 0));
+    tv_sessions_finish(table);
+    free(table);
+}
+
 /* The table alone: the oldest that has ended goes, never one under way; bytes count too. */
 static void the_memory_of_keys_is_bounded(void **state)
 {
@@ -223,9 +351,16 @@ static void the_memory_of_keys_is_bounded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(a_repeated_create_is_one_session),    CASE(a_create_under_way_is_waited_for),
-        CASE(a_failed_create_leaves_its_key_free), CASE(a_repeated_fork_is_one_session),
-        CASE(keys_live_as_long_as_their_sessions), cmocka_unit_test(the_memory_of_keys_is_bounded),
+        CASE(a_repeated_create_is_one_session),
+        CASE(a_create_under_way_is_waited_for),
+        CASE(a_failed_create_leaves_its_key_free),
+        CASE(a_repeated_fork_is_one_session),
+        CASE(keys_live_as_long_as_their_sessions),
+        CASE(refused_calls_displace_nobody),
+        CASE(a_repeat_outlives_its_prefix),
+        CASE(a_prefix_stays_when_its_first_client_leaves),
+        cmocka_unit_test(many_keys_displace_no_other_principals),
+        cmocka_unit_test(the_memory_of_keys_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
