@@ -107,6 +107,8 @@ class SlowTest(unittest.TestCase):
             self.check(clients)
             self.assertEqual(admin.failures + work.failures, 0)
             self.assertLess(admin.p99(), 0.05)
+            if SCALE >= 100:  # a machine that runs nothing else: what CI's neighbours take is no finding
+                self.assertGreaterEqual(median(beside.rates), 0.9 * median(alone.rates))
             self.assertEqual({client.first() for client in clients if client.kind == "reader"}, {b"HTTP/1.1 200 OK"})
             if SCALE > 1:
                 wait_until(lambda: unread(daemon) == 0, WRITE_S + SLACK_S, "the kernel gives up what is unread")
