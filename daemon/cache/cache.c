@@ -447,7 +447,9 @@ int tv_cache_fork(struct tv_cache *cache, const struct tv_cache_seq *seq, int32_
         return err;
     }
     tv_cache_pin(cache, seq->pages, page_count);
-    memcpy(fork->pages, seq->pages, (size_t)page_count * sizeof *fork->pages);
+    if (page_count > 0) { /* without any there may be no table */
+        memcpy(fork->pages, seq->pages, (size_t)page_count * sizeof *fork->pages);
+    }
     fork->page_count = page_count;
     fork->len = len;
     fork->exact = seq->exact < len ? seq->exact : len;
