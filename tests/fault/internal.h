@@ -30,8 +30,6 @@ char *__real_strdup(const char *text);
 char *__wrap_strdup(const char *text);
 char *__real_strndup(const char *text, size_t bytes);
 char *__wrap_strndup(const char *text, size_t bytes);
-int __real_vasprintf(char **text, const char *format, va_list arguments);
-int __wrap_vasprintf(char **text, const char *format, va_list arguments);
 FILE *__real_open_memstream(char **data, size_t *bytes);
 FILE *__wrap_open_memstream(char **data, size_t *bytes);
 void __real_free(void *at);

@@ -275,6 +275,8 @@ def headers(root, build, compiler):
         command += ["-I", build, "-"]
         source = f'#include "{os.path.join(root, path)}"\nint tv_fence_unit;\n'
         run = subprocess.run(command, input=source, capture_output=True, text=True)
+        if "fatal error: cuda" in run.stderr:
+            continue  # no toolkit here; with one, the suite gpu compiles what needs it
         done += 1
         if run.returncode != 0:
             errors.append(f"{path} does not compile alone:\n{run.stderr.strip()}")

@@ -106,7 +106,14 @@ static struct tv_call *make_va(struct fixture *fixture, enum tv_call_kind kind, 
 {
     char *body = NULL;
     if (format != NULL) {
-        assert_true(vasprintf(&body, format, args) > 0);
+        va_list again;
+        va_copy(again, args);
+        int length = vsnprintf(NULL, 0, format, again);
+        va_end(again);
+        assert_true(length > 0);
+        body = malloc((size_t)length + 1);
+        assert_non_null(body);
+        (void)vsnprintf(body, (size_t)length + 1, format, args);
     }
     struct tv_call *call = make(fixture, kind, session, body);
     free(body);
