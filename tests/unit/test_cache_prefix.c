@@ -339,6 +339,9 @@ static void op_pin(struct world *world, int32_t s)
         pin->count = 0;
         return;
     }
+    if (world->want[s].len < world->page_size) {
+        return;
+    }
     pin->count = world->want[s].len / world->page_size;
     memcpy(pin->pages, world->seqs[s].pages, (size_t)pin->count * sizeof *pin->pages);
     memcpy(pin->values, world->want[s].values, sizeof pin->values);
