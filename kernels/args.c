@@ -205,6 +205,15 @@ int tv_args_topk(const struct tv_topk *args)
     return 0;
 }
 
+int tv_args_synthesize(const struct tv_synthesize *args)
+{
+    if (args->groups < 1 || args->rows < 1 || args->cols < 1 || !dtype_kv(args->dtype) ||
+        !args->to || (int64_t)args->groups * args->rows > INT64_MAX / 4 / args->cols) {
+        return -EINVAL;
+    }
+    return 0;
+}
+
 int tv_args_kv_move(int64_t slot_count, const int64_t *src, const int64_t *dst, int32_t count)
 {
     if (count < 0) {

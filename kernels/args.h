@@ -19,6 +19,7 @@ int tv_args_verify_attn(const struct tv_verify_attn *args);
 int tv_args_prefill_attn(const struct tv_prefill_attn *args);
 int tv_args_draw(const struct tv_draw_args *args);
 int tv_args_topk(const struct tv_topk *args);
+int tv_args_synthesize(const struct tv_synthesize *args);
 int tv_args_kv_move(int64_t slot_count, const int64_t *src, const int64_t *dst, int32_t count);
 
 /* The widest rotated key the host backends turn in a stack buffer. */

@@ -10,7 +10,8 @@
  * Rules for every operation:
  *   - returns 0 or a negative errno: -EINVAL for arguments outside the documented ranges, -ENOSPC
  *     for a workspace that is too small, -ENOTSUP for what this backend does not have, -EIO for a
- *     device fault. Outputs are undefined on failure.
+ *     device fault, -ENOTRECOVERABLE for one after which no operation of this process can succeed:
+ *     the device is lost. Outputs are undefined on failure.
  *   - a row of a result depends on that row's inputs alone, never on how many rows share the call:
  *     the order of every sum is fixed (numerics contract: kernels/README.md).
  *   - shapes are row-major, strides and counts are in elements, never bytes, unless named _bytes.
@@ -26,7 +27,7 @@ extern "C" {
 #endif
 
 /* Bumped when a struct below or the table changes; a loader refuses another number. */
-#define TV_KERNELS_ABI 4
+#define TV_KERNELS_ABI 5
 
 /*
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
@@ -233,6 +234,29 @@ struct tv_topk {
 };
 
 /*
+ * Random weights: element (g, r, c) of `to` is offset + scale * u in one rounding to f32, then one
+ * to dtype; u in [-1, 1) is a multiple of 2^-23 and a function of seed, tensor and i = (g * rows +
+ * r) * cols + c alone (philox.h, purpose TV_PHILOX_WEIGHTS), the same on every backend.
+ */
+struct tv_synthesize {
+    int32_t groups, rows, cols;
+    int32_t transposed;  /* 1: `to` is [groups, cols, rows], the values are the same */
+    enum tv_dtype dtype; /* TV_F32 or TV_BF16 */
+    float scale, offset;
+    uint64_t seed;
+    uint32_t tensor; /* tensors of one seed that differ here share no value */
+    void *to;        /* device [groups, rows, cols] */
+};
+
+/* What the driver says of a device with memory of its own, when the backend was created. */
+struct tv_device {
+    int32_t major, minor;    /* compute capability */
+    int32_t driver, toolkit; /* CUDA versions as 1000 * major + 10 * minor */
+    int32_t image;           /* the machine code in use, from PTX or not: 10 * major + minor */
+    const char *images;      /* what the library was built with, "sm_90 compute_120" */
+};
+
+/*
  * A backend. Created by tv_kernels_create, or by the cuda library's tv_cuda_create directly;
  * destroyed by its own destroy. `impl` is private. Operations may be called by one thread at a
  * time.
@@ -303,6 +327,15 @@ struct tv_kernels {
      * an ordinary processor while one runs, whatever its shape. Any thread may ask, also while an
      * operation runs. NULL: the backend does not count. */
     uint64_t (*progress)(const struct tv_kernels *k);
+
+    int (*synthesize)(struct tv_kernels *k, const struct tv_synthesize *args);
+
+    /* A device with memory of its own; NULL, all three, where that is the host's. device: constant.
+     * device_memory: bytes free and in all, whoever uses them, now. allocations: how often alloc
+     * and record_end have taken device memory so far; any thread. */
+    int (*device)(const struct tv_kernels *k, struct tv_device *ret_device);
+    int (*device_memory)(const struct tv_kernels *k, size_t *ret_free, size_t *ret_total);
+    uint64_t (*allocations)(const struct tv_kernels *k);
 
     void (*destroy)(struct tv_kernels *k);
 };

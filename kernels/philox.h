@@ -22,6 +22,7 @@ enum tv_philox_purpose {
     TV_PHILOX_TARGET = 0,   /* draw of the target's token */
     TV_PHILOX_COIN = 1,     /* ratio_wor: coin of a child token */
     TV_PHILOX_RESIDUAL = 2, /* ratio_wor: draw from the residual */
+    TV_PHILOX_WEIGHTS = 3,  /* synthetic weights, under a seed of their own */
 };
 
 struct tv_philox_block {
@@ -55,6 +56,21 @@ TV_PHILOX_FN uint32_t tv_philox_word(uint64_t seed, uint32_t position, uint32_t 
 {
     struct tv_philox_block counter = {{position, token, purpose, 0}};
     return tv_philox_generate(counter, seed).word[0];
+}
+
+/* Random weights 4 * block .. 4 * block + 3 of a tensor. */
+TV_PHILOX_FN struct tv_philox_block tv_philox_weights(uint64_t seed, uint32_t tensor,
+                                                      uint64_t block)
+{
+    struct tv_philox_block counter = {
+        {(uint32_t)block, (uint32_t)(block >> 32), TV_PHILOX_WEIGHTS, tensor}};
+    return tv_philox_generate(counter, seed);
+}
+
+/* The signed value of a word: a multiple of 2^-23 in [-1, 1), exact in f32. */
+TV_PHILOX_FN float tv_philox_signed(uint32_t word)
+{
+    return (float)((int32_t)(word >> 8) - (1 << 23)) * (1.0f / 8388608.0f);
 }
 
 /* The uniform value of a word: in (0, 1), never at either end. */

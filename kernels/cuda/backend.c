@@ -30,6 +30,23 @@ int tv_cuda_errno(cudaError_t error)
     case cudaErrorInitializationError:
     case cudaErrorSystemDriverMismatch:
         return -ENODEV;
+    /* The context is in an unknown state, and so is every result of it: only a new process helps.
+     */
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorExternalDevice:
+    case cudaErrorUnknown:
+        return -ENOTRECOVERABLE;
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorUnsupportedPtxVersion:
@@ -43,10 +60,10 @@ int tv_cuda_errno(cudaError_t error)
 static void *backend_alloc(struct tv_kernels *k, size_t bytes)
 {
     void *device = NULL;
-    (void)k;
     if (tv_cuda_errno(cudaMalloc(&device, bytes == 0 ? 1 : bytes)) < 0) {
         return NULL;
     }
+    tv_cuda_allocation_count(k->impl);
     return device;
 }
 
@@ -81,6 +98,26 @@ static int backend_sync(struct tv_kernels *k)
     return 0;
 }
 
+static int backend_device(const struct tv_kernels *k, struct tv_device *ret_device)
+{
+    const struct tv_cuda *cuda = k->impl;
+    *ret_device = cuda->facts;
+    return 0;
+}
+
+static int backend_device_memory(const struct tv_kernels *k, size_t *ret_free, size_t *ret_total)
+{
+    (void)k; /* of the calling thread's device, which is the table's */
+    TV_CUDA_CHECK(cudaMemGetInfo(ret_free, ret_total));
+    return 0;
+}
+
+static uint64_t backend_allocations(const struct tv_kernels *k)
+{
+    const struct tv_cuda *cuda = k->impl;
+    return __atomic_load_n(&cuda->allocations, __ATOMIC_RELAXED); /* as where it is counted */
+}
+
 static void backend_destroy(struct tv_kernels *k)
 {
     if (k != NULL) {
@@ -112,7 +149,14 @@ static int device_describe(int device, struct tv_cuda *cuda)
     cuda->sm_count = prop.multiProcessorCount;
     (void)snprintf(cuda->variant, sizeof cuda->variant, "%.120s sm_%d%d", prop.name, prop.major,
                    prop.minor);
+    cuda->facts =
+        (struct tv_device){.major = prop.major, .minor = prop.minor, .images = TV_CUDA_IMAGES};
+    TV_CUDA_CHECK(cudaDriverGetVersion(&cuda->facts.driver));
+    TV_CUDA_CHECK(cudaRuntimeGetVersion(&cuda->facts.toolkit));
     int rc = tv_cuda_verify_attn_prepare();
+    if (rc == 0) {
+        rc = tv_cuda_verify_attn_image(&cuda->facts.image);
+    }
     if (rc == 0) {
         rc = tv_cuda_linear_prepare();
     }
@@ -140,6 +184,7 @@ static void operations_fill(struct tv_kernels *k)
     k->draw = tv_cuda_draw;
     k->draw_workspace = tv_cuda_draw_workspace;
     k->topk = tv_cuda_topk;
+    k->synthesize = tv_cuda_synthesize;
     k->record_begin = tv_cuda_record_begin;
     k->record_end = tv_cuda_record_end;
     k->replay = tv_cuda_replay;
@@ -179,6 +224,9 @@ int tv_cuda_create(int device, void *stream, struct tv_kernels **ret_kernels)
     k->verify_attn_workspace = tv_cuda_verify_attn_workspace;
     k->verify_attn_naive = tv_cuda_verify_attn_naive;
     k->verify_attn_naive_workspace = tv_cuda_verify_attn_naive_workspace;
+    k->device = backend_device;
+    k->device_memory = backend_device_memory;
+    k->allocations = backend_allocations;
     k->destroy = backend_destroy;
     *ret_kernels = k;
     k = NULL;

@@ -25,9 +25,18 @@ struct tv_cuda {
     int sm_count;
     void *tensor_map_encode; /* the driver's cuTensorMapEncodeTiled */
     char variant[160];
+    struct tv_device facts;
+    uint64_t allocations;       /* read by any thread, written by the one that owns the device */
     cudaStream_t record_stream; /* made by the first recording */
     int recording;              /* 1 between record_begin and record_end */
 };
+
+/* Device memory was taken; kernels.h, allocations. */
+static inline void tv_cuda_allocation_count(struct tv_cuda *cuda)
+{
+    /* relaxed: a number that is only looked at */
+    (void)__atomic_add_fetch(&cuda->allocations, 1, __ATOMIC_RELAXED);
+}
 
 /* The errno of a runtime error; clears the runtime's sticky error. 0 for cudaSuccess. */
 int tv_cuda_errno(cudaError_t error);
@@ -51,6 +60,9 @@ static inline cudaStream_t tv_cuda_stream(const struct tv_kernels *k)
 /* Raise the dynamic shared memory limits of every kernel and check that the compiled kernels fit
  * TV_CUDA_SHARED_MAX and keep nothing in local memory. -ENOTSUP when one does not. */
 int tv_cuda_verify_attn_prepare(void);
+
+/* The machine code that this device runs: 10 * major + minor. */
+int tv_cuda_verify_attn_image(int32_t *ret_image);
 
 /* Table entries; contracts in kernels.h. */
 int tv_cuda_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args);

@@ -28,6 +28,7 @@ int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args);
 int tv_cuda_rope(struct tv_kernels *k, const struct tv_rope *args);
 int tv_cuda_latent_write(struct tv_kernels *k, const struct tv_latent_write *args);
 int tv_cuda_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate, const float *up);
+int tv_cuda_synthesize(struct tv_kernels *k, const struct tv_synthesize *args);
 int tv_cuda_to_bf16(struct tv_kernels *k, int64_t count, const float *x, uint16_t *y);
 int tv_cuda_router(struct tv_kernels *k, const struct tv_router *args);
 int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args);

@@ -43,6 +43,7 @@ int tv_cuda_record_end(struct tv_kernels *k, void **ret_recording)
         tv_cuda_recording_free(k, recording);
         return result;
     }
+    tv_cuda_allocation_count(cuda);
     *ret_recording = recording;
     return 0;
 }

@@ -72,6 +72,11 @@ int tv_cuda_verify_attn_prepare(void)
     return result;
 }
 
+int tv_cuda_verify_attn_image(int32_t *ret_image)
+{
+    return tv_flash_combine_image(ret_image);
+}
+
 static struct tv_plan_device plan_device(const struct tv_kernels *k,
                                          const struct tv_verify_attn *args)
 {

@@ -47,6 +47,7 @@ int tv_flash_f32_prepare(void);
 int tv_flash_combine_launch(const struct tv_flash_params *p, int32_t batch, int32_t splits,
                             cudaStream_t stream);
 int tv_flash_combine_prepare(void);
+int tv_flash_combine_image(int32_t *ret_image);
 /* m-tiles that a block of each kernel holds. */
 #define TV_FLASH_BF16_M_TILES 4
 #define TV_FLASH_F32_M_TILES  1

@@ -174,6 +174,14 @@ int tv_flash_combine_prepare(void)
                       : tv_flash_prepare_kernel((const void *)verify_attn_combine<false>, 0);
 }
 
+int tv_flash_combine_image(int32_t *ret_image)
+{
+    struct cudaFuncAttributes attributes;
+    TV_CUDA_CHECK(cudaFuncGetAttributes(&attributes, (const void *)verify_attn_combine<true>));
+    *ret_image = attributes.binaryVersion;
+    return 0;
+}
+
 int tv_flash_combine_launch(const struct tv_flash_params *p, int32_t batch, int32_t splits,
                             cudaStream_t stream)
 {

@@ -45,5 +45,6 @@ void tv_ref_fill(struct tv_kernels *k)
     k->draw = tv_ref_draw;
     k->draw_workspace = tv_ref_draw_workspace;
     k->topk = tv_ref_topk;
+    k->synthesize = tv_ref_synthesize;
     k->destroy = destroy;
 }

@@ -173,6 +173,27 @@ static void bench_draw(struct check *c, int32_t vocab, float top_p)
     check_release(c);
 }
 
+static int run_synthesize(struct check *c, const void *arg)
+{
+    return c->k->synthesize(c->k, arg);
+}
+
+static void bench_synthesize(struct check *c, int32_t rows, int32_t cols)
+{
+    size_t bytes = (size_t)rows * (size_t)cols * sizeof(uint16_t);
+    struct tv_synthesize a = {.groups = 1,
+                              .rows = rows,
+                              .cols = cols,
+                              .dtype = TV_BF16,
+                              .scale = 1.0f,
+                              .seed = 5,
+                              .to = check_poisoned(c, bytes)};
+    char name[64];
+    (void)snprintf(name, sizeof name, "synthesize bf16 %d x %d", rows, cols);
+    measure(c, name, 0.0, (double)bytes, run_synthesize, &a);
+    check_release(c);
+}
+
 void check_bench(struct check *c)
 {
     static const int32_t rows[] = {1, 4, 8, 32, 64, 256};
@@ -195,4 +216,5 @@ void check_bench(struct check *c)
         bench_draw(c, 129280, 1.0f);
         bench_draw(c, 129280, 0.9f);
     }
+    bench_synthesize(c, 512, 2048);
 }

@@ -64,6 +64,7 @@ void check_experts(struct check *c);
 void check_verify(struct check *c); /* both attention slots */
 void check_prefill(struct check *c);
 void check_draw(struct check *c);
+void check_synthesize(struct check *c);
 void check_bench(struct check *c);
 
 #endif

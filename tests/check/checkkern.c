@@ -20,7 +20,7 @@ struct part {
 
 static const struct part parts[] = {
     {"dense", check_dense},     {"experts", check_experts}, {"verify", check_verify},
-    {"prefill", check_prefill}, {"draw", check_draw},
+    {"prefill", check_prefill}, {"draw", check_draw},       {"synthesize", check_synthesize},
 };
 
 static int usage(void)
