@@ -66,7 +66,9 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
     }
     (void)snprintf(error, error_bytes, "model %.200s: %.380s", config->model,
                    refusal.text[0] == '\0' ? strerror(-rc) : refusal.text);
-    return rc == -ERANGE ? TV_EXIT_CONFIG : TV_EXIT_CHECKPOINT;
+    return rc == -ERANGE            ? TV_EXIT_CONFIG
+           : rc == -ENOTRECOVERABLE ? TV_EXIT_FAULT
+                                    : TV_EXIT_CHECKPOINT;
 }
 
 static int open_cache(const struct tv_config *config, struct tv_kernels *kernels,
@@ -108,7 +110,9 @@ static int open_cache(const struct tv_config *config, struct tv_kernels *kernels
     (void)snprintf(error, error_bytes,
                    "no KV pool of %lld pages of %d rows in %d layers: %s (pages sets its size)",
                    (long long)params.pages, params.page_size, params.layers, strerror(-rc));
-    return rc == -ENOMEM ? TV_EXIT_NO_MEMORY : TV_EXIT_CONFIG;
+    return rc == -ENOMEM                          ? TV_EXIT_NO_MEMORY
+           : rc == -EIO || rc == -ENOTRECOVERABLE ? TV_EXIT_FAULT
+                                                  : TV_EXIT_CONFIG;
 }
 
 /* The engine, judged by the path oracle: the model's own reference, whatever the fast forms say. */

@@ -28,7 +28,10 @@
 #define SHADOW_QUEUE_BYTES (256u << 20)
 #define QUIET_MS           1000 /* a connection without a request for this long is not in use */
 #define DRAIN_TICK_MS      20
-#define ABORT_S            5 /* after a second signal */
+#define ABORT_S            5    /* after a second signal */
+#define LOST_S             4    /* from a lost device to the end of the process, at most */
+#define LOST_SERVE_MS      1000 /* of these, probes are answered at least so long */
+#define LOST_FINISH_MS     2500 /* and refusals are waited for at most so long */
 
 /* Written by the signal handler, which may run on any thread. */
 static volatile sig_atomic_t loading = 1;
@@ -56,6 +59,17 @@ static void on_stop(int signal_number)
     ssize_t written = write(stop_event, &one, sizeof one);
     (void)written;
     errno = saved;
+}
+
+/* The worker's, when the device is lost. */
+static void on_lost(void *context)
+{
+    const uint64_t one = 1;
+    (void)context;       /* there is one service */
+    (void)alarm(LOST_S); /* in place of a drain's */
+    /* as in on_stop */
+    ssize_t written = write(stop_event, &one, sizeof one);
+    (void)written;
 }
 
 static void on_alarm(int signal_number)
@@ -188,6 +202,7 @@ static int service_start(struct service *service)
         tv_log(TV_LOG_ERROR, "the worker cannot be started: %s", strerror(-rc));
         return exit_code_of(rc);
     }
+    tv_sched_lost_watch(service->sched, on_lost, NULL);
     rc = tv_http_create(config, service->sched, &service->http, error, sizeof error);
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "%s", error);
@@ -233,6 +248,18 @@ static void drain(struct service *service)
                "second signal: waiting work is refused, rounds that run are finished");
     }
     tv_log(TV_LOG_INFO, "drained in %lld ms", (long long)(tv_clock_us() - start_us) / 1000);
+}
+
+/* From the loss of the device until everybody has been told. */
+static void mourn(struct service *service)
+{
+    int64_t start_us = tv_clock_us(), lasted_us = 0;
+    while (lasted_us < LOST_SERVE_MS * 1000LL ||
+           (lasted_us < LOST_FINISH_MS * 1000LL && tv_sched_in_flight(service->sched) > 0)) {
+        (void)await_stop(DRAIN_TICK_MS); /* a signal asks for no more than what happens */
+        lasted_us = tv_clock_us() - start_us;
+    }
+    tv_log(TV_LOG_ERROR, "ending: the device is lost");
 }
 
 static void announce(const struct service *service)
@@ -290,10 +317,15 @@ int main(int argc, char **argv)
     if (code == TV_EXIT_DRAINED) {
         loading = 0;
         announce(&service);
-        while (await_stop(-1) == 0) {
+        while (await_stop(-1) == 0 && !tv_sched_is_lost(service.sched)) {
             /* serving is done by other threads */
         }
-        drain(&service);
+        if (tv_sched_is_lost(service.sched)) {
+            mourn(&service);
+        } else {
+            drain(&service);
+        }
+        code = tv_sched_is_lost(service.sched) ? TV_EXIT_FAULT : code;
     }
     service_stop(&service);
     return code;

@@ -120,8 +120,8 @@ static int admission(struct tv_sched *sched, struct job *job, struct tv_problem 
     job->account = tv_sched_account_of(sched, job->call->principal, now_us);
     if (job->account == NULL) {
         tv_problem_set(problem, TV_OVERLOADED, NULL, "no memory for an account");
-    } else if (sched->refusing) {
-        tv_problem_set(problem, TV_DRAINING, NULL, "the server is going away");
+    } else if (sched->refusing || sched->lost) {
+        tv_problem_set(problem, tv_sched_end_code(sched), NULL, "%s", tv_sched_end_text(sched));
     } else if (sched->queue_count >= sched->config->queue_max) {
         tv_problem_set(problem, TV_OVERLOADED, NULL, "%d calls are waiting", sched->queue_count);
         problem->retry_after_s = 1;

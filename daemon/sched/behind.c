@@ -97,6 +97,10 @@ void tv_sched_behind_refuse(struct tv_sched *sched, struct tv_session *session,
     }
     tv_sched_behind_remove(sched, job);
     sched->queue_count--;
+    if (sched->lost) {
+        refuse(session, job, tv_sched_end_code(sched), tv_sched_end_text(sched), ret_calls);
+        return;
+    }
     refuse(session, job, TV_SEQ_GAP, "the round before has failed; its seq is next", ret_calls);
 }
 

@@ -113,7 +113,7 @@ static void context_restore(struct tv_sched *sched, struct job *job)
 {
     const struct tv_engine_ops *ops = sched->engine->ops;
     struct tv_session *session = job->session;
-    if (session == NULL || job->own_context) {
+    if (session == NULL || job->own_context || sched->lost) { /* nothing can be put back then */
         return;
     }
     if (job->hold) { /* its rows, if it came to have any; giving back cannot fail */
@@ -123,6 +123,7 @@ static void context_restore(struct tv_sched *sched, struct job *job)
         return;
     }
     int rc = ops->truncate(sched->engine, job->context, session->len);
+    tv_sched_lost_note(sched, rc);
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "session %s: KV could not be put back to %d: %s; it is closed",
                session->id, session->len, strerror(-rc));
@@ -166,6 +167,7 @@ void tv_sched_job_fail(struct tv_sched *sched, struct job *job, enum tv_code cod
 
 void tv_sched_job_fail_rc(struct tv_sched *sched, struct job *job, int rc)
 {
+    tv_sched_lost_note(sched, rc);
     switch (rc) {
     case -ENOSPC:
         tv_sched_job_fail(sched, job, TV_KV_FULL, "%lld pages needed, %lld free",
@@ -176,7 +178,9 @@ void tv_sched_job_fail_rc(struct tv_sched *sched, struct job *job, int rc)
         tv_sched_job_fail(sched, job, TV_NUMERIC_FAULT, "a logit that decides is not finite");
         break;
     case -EIO:
-        tv_sched_job_fail(sched, job, TV_KERNEL_FAULT, "the device failed");
+    case -ENOTRECOVERABLE:
+        tv_sched_job_fail(sched, job, TV_KERNEL_FAULT,
+                          rc == -EIO ? "the device failed" : "the device is lost");
         break;
     default:
         tv_sched_job_fail(sched, job, TV_INTERNAL, "the engine refused: %s", strerror(-rc));

@@ -107,8 +107,10 @@ int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
     check_set(&checks[0], "model", 1, "%s", facts.name);
     check_set(&checks[1], "self_test", sched->self_test_rc == 0, "%s",
               sched->self_test_us == 0 ? "passed at start" : sched->self_test_detail);
-    check_set(&checks[2], "device", sched->launch_rc == 0, "%s",
-              sched->launch_rc == 0 ? "the last launch was fine" : "the last launch failed");
+    check_set(&checks[2], "device", sched->launch_rc == 0 && !sched->lost, "%s",
+              sched->lost             ? "lost; the process ends"
+              : sched->launch_rc == 0 ? "the last launch was fine"
+                                      : "the last launch failed");
     if (!sched->worker_alive) {
         check_set(&checks[3], "worker", 0, "ended");
     } else {
@@ -141,7 +143,7 @@ static int answer_ready(struct tv_sched *sched, struct tv_call *call)
     tv_sched_lock(sched);
     int fresh = sched->self_test_us > 0 && now_us - sched->self_test_us < TV_SCHED_DEEP_US;
     int stuck = !sched->worker_alive || tv_sched_stalled_us(sched, now_us) > sched->launch_us_max;
-    if (call->request.deep && !fresh && !stuck && !sched->stopping) {
+    if (call->request.deep && !fresh && !stuck && !sched->stopping && !sched->lost) {
         call->next = sched->deep;
         sched->deep = call;
         sched->in_flight++;
@@ -160,6 +162,7 @@ void tv_sched_self_test_run(struct tv_sched *sched)
     tv_sched_engine_enter(sched);
     int rc = sched->engine->ops->self_test(sched->engine, detail, sizeof detail);
     tv_sched_engine_leave(sched, sched->launch_rc); /* only this thread writes it */
+    tv_sched_lost_note(sched, rc);
     tv_sched_lock(sched);
     struct tv_call *calls = sched->deep;
     sched->deep = NULL;

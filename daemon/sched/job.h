@@ -146,6 +146,9 @@ struct tv_sched {
     atomic_int parity_stop;    /* as refusing, for path oracles; relaxed, set under the lock */
     int stopping, compare_stopping;
     int worker_alive;
+    int lost; /* written by the worker alone, who may read it without the lock; never taken back */
+    void (*lost_tell)(void *context);
+    void *lost_context;
     int self_test_rc, self_test_running;
     char self_test_detail[160];
     int64_t self_test_us;    /* when it last ended */
@@ -290,6 +293,12 @@ void tv_sched_pages_run(struct tv_sched *sched, struct job *job);
 int tv_sched_prev_settle(struct tv_sched *sched, struct job *job);
 /* With the lock, before a held round is settled or given up: what its drafts were good for. */
 void tv_sched_held_judge(struct job *job, int64_t now_us);
+/* lost.c. note: the worker thread, without the lock: an engine call said rc. The others, which look
+ * at `lost`: why what did not start is refused when everything ends, with the lock or on the worker
+ * thread. */
+void tv_sched_lost_note(struct tv_sched *sched, int rc);
+enum tv_code tv_sched_end_code(const struct tv_sched *sched);
+const char *tv_sched_end_text(const struct tv_sched *sched);
 /* info.c: the worker thread, without the lock. */
 void tv_sched_self_test_run(struct tv_sched *sched);
 /* With the lock: microseconds that an engine call has gone without progress; 0 outside of one. */

@@ -22,6 +22,7 @@ void tv_sched_engine_leave(struct tv_sched *sched, int rc)
     sched->launch_start_us = 0;
     sched->launch_rc = rc;
     tv_sched_unlock(sched);
+    tv_sched_lost_note(sched, rc);
 }
 
 static const struct tv_tree *tree_of(const struct job *job)

@@ -219,7 +219,7 @@ void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job)
     }
     lease_let_go(sched, job);
     if (!judged || job->parity->path_rc == -ECANCELED) {
-        tv_sched_job_fail(sched, job, TV_DRAINING, "the server is going away");
+        tv_sched_job_fail(sched, job, tv_sched_end_code(sched), "%s", tv_sched_end_text(sched));
         return;
     }
     if (!job->blocks.shadow.ran) {

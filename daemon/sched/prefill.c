@@ -74,7 +74,7 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t row
         int rc =
             sched->engine->ops->prefill(sched->engine, job->context, tokens, count,
                                         draws && last ? &job->rule : NULL, &drawn, &job->shortage);
-        tv_sched_engine_leave(sched, rc == -EIO ? rc : 0);
+        tv_sched_engine_leave(sched, rc == -EIO || rc == -ENOTRECOVERABLE ? rc : 0);
         job->gpu_us += tv_clock_us() - sched->between_us - start_us;
         if (rc != 0) {
             tv_sched_job_fail_rc(sched, job, rc);

@@ -458,7 +458,8 @@ void tv_sched_destroy(struct tv_sched *sched)
         struct job *job; /* what waits behind a round first: it is not refused for that one */
         while ((job = sched->behind.first != NULL ? sched->behind.first : sched->queue.first) !=
                NULL) { /* the worker may be in a long launch */
-            tv_sched_job_drop(sched, job, TV_DRAINING, "the server is going away", &calls);
+            tv_sched_job_drop(sched, job, tv_sched_end_code(sched), tv_sched_end_text(sched),
+                              &calls);
         }
         (void)pthread_cond_signal(&sched->wake);
         tv_sched_unlock(sched);

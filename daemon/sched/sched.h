@@ -66,6 +66,11 @@ void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem);
 /* Draining: readiness fails at once, and no round waits for an oracle any more. When refuse is set,
  * new work and comparisons under way are refused with 503 too. */
 void tv_sched_drain(struct tv_sched *sched, int draining, int refuse);
+/* Call `tell` once, on the worker, when the engine says that its device is lost
+ * (-ENOTRECOVERABLE): by then readiness fails, and all work is being refused as kernel-fault.
+ * Before any call. */
+void tv_sched_lost_watch(struct tv_sched *sched, void (*tell)(void *context), void *context);
+int tv_sched_is_lost(struct tv_sched *sched);
 /* Look whether an engine call under way makes progress; what readiness says is at most as old as
  * the last look. Any thread, a few times a second. */
 void tv_sched_progress_look(struct tv_sched *sched);

@@ -89,8 +89,9 @@ static void drop_late(struct tv_sched *sched, struct job *job, int64_t now_us,
 {
     while (job != NULL) {
         struct job *next = job->next;
-        if (sched->stopping) {
-            tv_sched_job_drop(sched, job, TV_DRAINING, "the server is going away", ret_calls);
+        if (sched->stopping || sched->lost) {
+            tv_sched_job_drop(sched, job, tv_sched_end_code(sched), tv_sched_end_text(sched),
+                              ret_calls);
         } else if (now_us >= job->deadline_us) {
             tv_sched_job_drop(sched, job, TV_DEADLINE, "not started within deadline_ms", ret_calls);
         } else {
@@ -100,7 +101,7 @@ static void drop_late(struct tv_sched *sched, struct job *job, int64_t now_us,
     }
 }
 
-/* An oracle is waited for until the call's deadline, or until the server is about to stop: what the
+/* An oracle is waited for until the call's deadline, or until the server is about to end: what the
  * round accepted must not hang on a backlog of judgements. A comparison is its oracles' word and
  * has no deadline; it is waited for as long as work is. */
 static int wait_is_over(const struct tv_sched *sched, const struct job *job, int64_t now_us,
@@ -110,10 +111,10 @@ static int wait_is_over(const struct tv_sched *sched, const struct job *job, int
         return 1;
     }
     if (job->round.kind == TV_CALL_PARITY) {
-        return sched->refusing && !job->withdrawn;
+        return (sched->refusing || sched->lost) && !job->withdrawn;
     }
     *wake_us = job->deadline_us < *wake_us ? job->deadline_us : *wake_us;
-    return sched->draining || now_us >= job->deadline_us;
+    return sched->draining || sched->lost || now_us >= job->deadline_us;
 }
 
 static struct job *pick_judged(struct tv_sched *sched, int64_t now_us, int64_t *wake_us)
@@ -126,11 +127,11 @@ static struct job *pick_judged(struct tv_sched *sched, int64_t now_us, int64_t *
     return job;
 }
 
-/* What runs when the server stops is ended between two steps; what an oracle has is pick_judged's.
+/* What runs when everything ends is ended between two steps; what an oracle has is pick_judged's.
  */
 static struct job *pick_abort(struct tv_sched *sched)
 {
-    struct job *job = sched->stopping ? sched->running.first : NULL;
+    struct job *job = sched->stopping || sched->lost ? sched->running.first : NULL;
     while (job != NULL && job->stage == JOB_JUDGED) {
         job = job->next;
     }
@@ -157,9 +158,9 @@ static int plan(struct tv_sched *sched, struct turn *turn, int64_t *ret_wake_us)
     turn->gone = tv_sessions_take_gone(&sched->table);
     turn->deep = sched->deep != NULL;
     turn->judged = pick_judged(sched, now_us, ret_wake_us);
-    turn->draining = sched->draining;
+    turn->draining = sched->draining || sched->lost;
     turn->abort = pick_abort(sched);
-    turn->pages = sched->stopping ? NULL : tv_sched_pick_pages(sched);
+    turn->pages = sched->stopping || sched->lost ? NULL : tv_sched_pick_pages(sched);
     return turn->calls != NULL || turn->gone != NULL || turn->deep || turn->judged != NULL ||
            turn->abort != NULL || turn->pages != NULL;
 }
@@ -188,7 +189,8 @@ static void act(struct tv_sched *sched, const struct turn *turn)
         tv_sched_judged_settle(sched, turn->judged, turn->draining);
     }
     if (turn->abort != NULL) {
-        tv_sched_job_fail(sched, turn->abort, TV_DRAINING, "the server is going away");
+        tv_sched_job_fail(sched, turn->abort, tv_sched_end_code(sched), "%s",
+                          tv_sched_end_text(sched));
     }
     if (turn->pages != NULL) {
         tv_sched_pages_run(sched, turn->pages);
@@ -201,7 +203,7 @@ static int launch_ready(struct tv_sched *sched, int64_t *wake_us)
 {
     struct tv_call *late = NULL;
     int32_t count = 0;
-    if (!sched->stopping) {
+    if (!sched->stopping && !sched->lost) {
         int64_t now_us = tv_clock_us();
         drop_late(sched, sched->behind.first, now_us, &late, wake_us);
         drop_late(sched, sched->queue.first, now_us, &late, wake_us);
@@ -222,7 +224,8 @@ static int launch_ready(struct tv_sched *sched, int64_t *wake_us)
 static int slice_due(struct tv_sched *sched)
 {
     int32_t rows = 0;
-    struct job *job = sched->stopping ? NULL : tv_sched_pick_slice(sched, tv_clock_us(), &rows);
+    int ends = sched->stopping || sched->lost;
+    struct job *job = ends ? NULL : tv_sched_pick_slice(sched, tv_clock_us(), &rows);
     if (job != NULL) {
         sched->sliced = job;
         tv_sched_unlock(sched);

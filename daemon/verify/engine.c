@@ -207,9 +207,10 @@ static int round_check(const struct tv_engine *engine, const struct tv_round_in 
     return 0;
 }
 
-/* Reserve rows for every round that can run; returns how many slots the launch has. */
+/* Reserve rows for every round that can run; returns how many slots the launch has. *ret_rc: what
+ * the device said, when that is what kept one from it. */
 static int32_t rounds_admit(struct tv_verify_engine *self, const struct tv_round_in *in,
-                            int32_t count, struct tv_round_out *out)
+                            int32_t count, struct tv_round_out *out, int *ret_rc)
 {
     struct tv_engine *engine = &self->engine;
     int32_t slot_count = 0;
@@ -223,6 +224,7 @@ static int32_t rounds_admit(struct tv_verify_engine *self, const struct tv_round
         int rc =
             tv_cache_reserve(engine->cache, &in[i].context->seq, tree->count, &out[i].shortage);
         if (rc != 0) {
+            *ret_rc = rc == -EIO || rc == -ENOTRECOVERABLE ? rc : *ret_rc;
             round_refuse(&out[i],
                          rc == -ENOSPC   ? TV_KV_FULL
                          : rc == -ENOMEM ? TV_OVERLOADED
@@ -329,14 +331,15 @@ static int engine_verify(struct tv_engine *engine, const struct tv_round_in *in,
         return -EINVAL;
     }
     int64_t start_us = tv_clock_us();
-    int32_t slot_count = rounds_admit(self, in, count, out);
+    int first_rc = 0;
+    int32_t slot_count = rounds_admit(self, in, count, out, &first_rc);
     if (slot_count == 0) {
-        return 0;
+        return first_rc;
     }
     const float *logits = NULL;
     int rc = launch(self, in, slot_count, &logits);
     int64_t device_us = tv_clock_us() - start_us;
-    int first_rc = rc;
+    first_rc = rc != 0 ? rc : first_rc;
     for (int32_t s = 0; s < slot_count; s++) {
         const struct tv_engine_slot *slot = &self->slots[s];
         const struct tv_round_in *round = &in[slot->round];

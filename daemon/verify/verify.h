@@ -78,6 +78,8 @@ struct tv_round_out {
 
 struct tv_engine;
 
+/* Any call that works on the device may say -ENOTRECOVERABLE: the device is lost, this call has
+ * committed nothing, and no later one will succeed. */
 struct tv_engine_ops {
     int (*context_open)(struct tv_engine *engine, struct tv_context **ret_context);
     void (*context_close)(struct tv_engine *engine, struct tv_context *context);

@@ -44,7 +44,7 @@ struct fixed_engine {
     atomic_int_least64_t launches, commits, slow_us;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
-    int held, inside, broken;
+    int held, inside, broken, lost;
     enum tv_code fail_code;
     int32_t fail_count, contexts;
 };
@@ -81,12 +81,23 @@ static enum tv_code enter(struct fixed_engine *fixed)
         (void)pthread_cond_wait(&fixed->changed, &fixed->lock);
     }
     fixed->inside = 0;
-    if (fixed->fail_count > 0) {
+    if (fixed->lost) {
+        code = TV_KERNEL_FAULT;
+    } else if (fixed->fail_count > 0) {
         fixed->fail_count--;
         code = fixed->fail_code;
     }
     (void)pthread_mutex_unlock(&fixed->lock);
     return code;
+}
+
+static int is_lost(struct tv_engine *engine)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    int lost = fixed->lost;
+    (void)pthread_mutex_unlock(&fixed->lock);
+    return lost;
 }
 
 static int fixed_context_open(struct tv_engine *engine, struct tv_context **ret_context)
@@ -122,9 +133,11 @@ static int32_t fixed_context_len(const struct tv_context *context)
 
 static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, int32_t len)
 {
-    (void)engine;
     if (len < 0 || len > context->len) {
         return -EINVAL;
+    }
+    if (is_lost(engine)) {
+        return -ENOTRECOVERABLE;
     }
     context->len = len;
     context->scratch = 0;
@@ -134,7 +147,9 @@ static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, 
 static int fixed_settle(struct tv_engine *engine, struct tv_context *context, const int32_t *nodes,
                         int32_t count)
 {
-    (void)engine;
+    if (is_lost(engine)) {
+        return -ENOTRECOVERABLE;
+    }
     for (int32_t i = 0; i < count; i++) {
         if (nodes[i] >= context->scratch || (i > 0 && nodes[i] <= nodes[i - 1])) {
             return -EINVAL;
@@ -150,6 +165,9 @@ static int fixed_fork(struct tv_engine *engine, const struct tv_context *context
 {
     if (len < 0 || len > context->len) {
         return -EINVAL;
+    }
+    if (is_lost(engine)) {
+        return -ENOTRECOVERABLE;
     }
     int rc = fixed_context_open(engine, ret_context);
     if (rc == 0) {
@@ -180,7 +198,7 @@ static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
     case TV_NUMERIC_FAULT:
         return -EDOM;
     default:
-        return -EIO;
+        return is_lost(engine) ? -ENOTRECOVERABLE : -EIO;
     }
     if (engine->between != NULL) {
         engine->between(engine->between_context);
@@ -347,17 +365,17 @@ static int fixed_verify(struct tv_engine *engine, const struct tv_round_in *in, 
         }
         out[i].device_us = tv_clock_us() - start_us;
     }
-    return 0;
+    return is_lost(engine) ? -ENOTRECOVERABLE : 0;
 }
 
 static int fixed_self_test(struct tv_engine *engine, char *detail, size_t detail_bytes)
 {
     struct fixed_engine *fixed = (struct fixed_engine *)engine;
     (void)pthread_mutex_lock(&fixed->lock);
-    int broken = fixed->broken;
+    int broken = fixed->broken, lost = fixed->lost;
     (void)pthread_mutex_unlock(&fixed->lock);
     (void)snprintf(detail, detail_bytes, broken ? "fixed engine: broken" : "fixed engine");
-    return broken ? -EIO : 0;
+    return lost ? -ENOTRECOVERABLE : broken ? -EIO : 0;
 }
 
 static void fixed_destroy(struct tv_engine *engine)
@@ -465,6 +483,14 @@ void tv_fixed_engine_fail(struct tv_engine *engine, enum tv_code code, int32_t c
     (void)pthread_mutex_lock(&fixed->lock);
     fixed->fail_code = code;
     fixed->fail_count = count;
+    (void)pthread_mutex_unlock(&fixed->lock);
+}
+
+void tv_fixed_engine_lose(struct tv_engine *engine)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    fixed->lost = 1;
     (void)pthread_mutex_unlock(&fixed->lock);
 }
 

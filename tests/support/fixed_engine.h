@@ -30,6 +30,8 @@ int32_t tv_fixed_engine_token(const struct tv_engine *engine, int32_t position);
 /* Any thread. The next `count` prefills or rounds fail with `code`: TV_KV_FULL, TV_NUMERIC_FAULT or
  * TV_KERNEL_FAULT. */
 void tv_fixed_engine_fail(struct tv_engine *engine, enum tv_code code, int32_t count);
+/* Any thread. From now on the device is lost: every call that would use one says so. */
+void tv_fixed_engine_lose(struct tv_engine *engine);
 /* Any thread. While held, prefill and verify wait inside the engine, as a long round does. */
 void tv_fixed_engine_hold(struct tv_engine *engine, int held);
 /* Any thread. Every verify call takes at least so long from now on. */

@@ -1,8 +1,8 @@
 /*
  * fixed_source.c - treeverifyd-fixed: the daemon's own main with an engine of fixed answers.
  *
- * Owns a line protocol on stdin, for tests that need a round to last: "hold", "release", "stat",
- * "slow MICROSECONDS".
+ * Owns a line protocol on stdin, for tests that need a round to last or to fail: "hold", "release",
+ * "stat", "slow MICROSECONDS", "lose".
  * stat answers on stdout; every other line ends the reading, as the end of the input does. The last
  * line on stdout is "end commits N".
  */
@@ -35,6 +35,8 @@ static int control_run(struct tv_engine *engine, const char *line)
         tv_fixed_engine_hold(engine, 0);
     } else if (strncmp(line, "slow ", 5) == 0) {
         tv_fixed_engine_slow(engine, strtoll(line + 5, NULL, 10));
+    } else if (strcmp(line, "lose\n") == 0) {
+        tv_fixed_engine_lose(engine);
     } else if (strcmp(line, "stat\n") == 0) {
         (void)printf("launches %lld contexts %d\n", (long long)tv_fixed_engine_launches(engine),
                      tv_fixed_engine_contexts(engine));

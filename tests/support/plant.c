@@ -36,6 +36,7 @@ enum plant {
     PLANT_LATE,
     PLANT_STUCK,
     PLANT_COMMIT,
+    PLANT_LOST,
     PLANT_COUNT
 };
 
@@ -57,10 +58,17 @@ const char *const tv_plant_names[PLANT_COUNT + 1] = {
     [PLANT_LATE] = "late",
     [PLANT_STUCK] = "stuck",
     [PLANT_COMMIT] = "commit",
+    [PLANT_LOST] = "lost",
 };
 
 static struct tv_kernels real; /* the table as it was */
 static enum plant planted;
+
+static int switched_on(void)
+{
+    const char *file = getenv("TV_PLANT_FILE");
+    return file != NULL && access(file, F_OK) == 0;
+}
 
 static struct tv_verify_attn attn_wrong(const struct tv_verify_attn *args, int32_t *parents)
 {
@@ -187,22 +195,30 @@ static int plant_router(struct tv_kernels *k, const struct tv_router *args)
 static int plant_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate,
                         const float *up)
 {
-    const char *file = getenv("TV_PLANT_FILE");
     const struct timespec pause = {.tv_nsec = 1000000};
     int rc = real.swiglu(k, rows, dim, gate, up);
-    if (rc == 0 && planted == PLANT_LATE && file != NULL && access(file, F_OK) == 0) {
+    if (rc == 0 && planted == PLANT_LATE && switched_on()) {
         gate[0] *= 1.5f;
     }
-    while (planted == PLANT_STUCK && file != NULL && access(file, F_OK) == 0) {
+    while (planted == PLANT_STUCK && switched_on()) {
         (void)nanosleep(&pause, NULL); /* an interrupted pause is only a shorter one */
     }
     return rc;
+}
+
+/* A device reports what became of a launch when it is waited for. */
+static int plant_sync(struct tv_kernels *k)
+{
+    return planted == PLANT_LOST && switched_on() ? -ENOTRECOVERABLE : real.sync(k);
 }
 
 /* Accepted rows stay where they were written. */
 static int plant_kv_move(struct tv_kernels *k, void *kv_pages, size_t row_bytes, int64_t slot_count,
                          const int64_t *src, const int64_t *dst, int32_t count)
 {
+    if (planted == PLANT_LOST && switched_on()) {
+        return -ENOTRECOVERABLE;
+    }
     return planted == PLANT_COMMIT
                ? 0
                : real.kv_move(k, kv_pages, row_bytes, slot_count, src, dst, count);
@@ -223,6 +239,7 @@ int tv_plant(struct tv_kernels *kernels, const char *name)
             kernels->router = plant_router;
             kernels->swiglu = plant_swiglu;
             kernels->kv_move = plant_kv_move;
+            kernels->sync = plant_sync;
             return 0;
         }
     }

@@ -10,8 +10,8 @@
 #include "kernels/kernels.h"
 
 /* One after the other; NULL behind the last. "late" is nothing until the file of TV_PLANT_FILE
- * exists; "stuck", which is no fault of the form, does not return while it exists; "commit" is
- * nothing before the first commit that moves a row. */
+ * exists; "stuck" and "lost", which are no faults of the form, do not return while it exists, and
+ * are a device that is gone; "commit" is nothing before the first commit that moves a row. */
 extern const char *const tv_plant_names[];
 
 /* Wrap the slots of one table; the tables of a process take turns, each planted anew. -EINVAL: no
