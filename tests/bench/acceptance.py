@@ -4,8 +4,8 @@
         [--nodes 1,2,4,8,16,32,64] [--prompts 24] [--tokens 160]
 
 Greedy, on tests/models/kjv-mla-8m; prompts of 200 bytes from tests/golden/kjv_tail.txt; the n-gram drafter's store is
-clients/cli/data/kjv-store.txt, and without --onnx it is the drafter. Prints new tokens per round, the model's own included, for the
-drafter's tree and for the likeliest chain in it. The numbers depend on the text alone, not on the machine.
+clients/cli/data/kjv-store.txt, and without --onnx it is the drafter. Prints new tokens per round, the model's own
+included, for the drafter's tree and for the likeliest chain in it. The numbers depend on the text alone, not on the machine.
 """
 
 import argparse

@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
 
 SKIP = 77
 try:
-    import httpx  # noqa: F401
+    import httpx
 except ImportError:
     print("httpx is not installed")
     sys.exit(SKIP)
@@ -78,6 +78,28 @@ class DaemonTest(unittest.TestCase):
         with self.client.session(prompt, sampling=sampling) as session:
             session.decode(count - 1)
             return session.new_tokens
+
+
+class Hooked(httpx.BaseTransport):
+    """Passes on; `after(request, response)` may raise or return another response."""
+
+    def __init__(self, after):
+        self.inner, self.after = httpx.HTTPTransport(), after
+
+    def handle_request(self, request):
+        response = self.inner.handle_request(request)
+        response.read()
+        return self.after(request, response)
+
+    def close(self):
+        self.inner.close()
+
+
+def rewritten(response, change):
+    body = json.loads(response.content)
+    change(body)
+    headers = {"content-type": response.headers["content-type"]}
+    return httpx.Response(response.status_code, headers=headers, content=json.dumps(body).encode())
 
 
 class FlakyHandler(proxy.Handler):

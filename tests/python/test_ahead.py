@@ -1,10 +1,12 @@
 """generate(pipeline=True): the same text as one round at a time, with right and wrong guesses, over a link with a round
 trip and over one that loses answers."""
 
+import asyncio
+import contextlib
 import random
 import unittest
 
-from harness import GREEDY, QUICK, SCALE, SEED, SEEDED, STORE, DaemonTest, FlakyProxy, main, prompts
+from harness import GREEDY, QUICK, SCALE, SEED, SEEDED, STORE, DaemonTest, FlakyProxy, main, prompts, url_of
 from delay_proxy import DelayProxy
 
 import treeverify as tv
@@ -32,6 +34,21 @@ class Knowing:
         wrong = self.random.random() < self.wrong
         self.right, self.misses = self.right + (not wrong), self.misses + wrong
         return len(tree) - 1, self.text[at] if not wrong else (self.text[at] + 1) % 256
+
+
+class Several(Knowing):
+    """Guesses `count` ends, the right one last."""
+
+    def __init__(self, text, count):
+        super().__init__(text, 0.0)
+        self.count = count
+
+    def guess(self, tokens, tree):
+        end = super().guess(tokens, tree)
+        if end is None:
+            return None
+        leaf, right = end
+        return [*((leaf, token) for token in range(self.count) if token != right)][: self.count - 1] + [end]
 
 
 class AheadTest(DaemonTest):
@@ -64,13 +81,32 @@ class AheadTest(DaemonTest):
                     self.assertEqual(len(rounds), COUNT // 4)
                     self.assertTrue(all(a.seq < b.seq <= a.seq + 2 for a, b in zip(rounds, rounds[1:])))
 
+    def test_several_guesses(self):
+        """Alternatives: the right one among them runs, whichever it is, and none when there is none."""
+        prompt = prompts(1)[0]
+        for sampling in (GREEDY, SEEDED):
+            plain = self.plain(prompt, COUNT + 1, sampling)
+            for guesses, skipped in ((4, False), (3, True)):
+                with self.client.session(prompt, sampling=sampling) as session:
+                    rounds, tokens = self.text_of(session, Several([*prompt, *plain], 4), COUNT, guesses=guesses)
+                    self.assertEqual(tokens, plain[1:])
+                    self.check_state(session)
+                self.assertEqual(len(rounds), COUNT // 4)
+                self.assertEqual(rounds[-1].seq > len(rounds), skipped)
+        with self.client.session(prompt) as session:
+            for wrong in (0, ahead.GUESSES_MAX + 1):
+                with self.assertRaises(ValueError):
+                    self.text_of(session, Several(prompt, 2), 4, guesses=wrong)
+            session.decode(1)
+
     def test_a_drafter_without_guesses_of_its_own(self):
         prompt = prompts(1)[0]
         plain = self.plain(prompt, COUNT + 1)
-        with self.client.session(prompt, sampling=GREEDY) as session:
-            _, tokens = self.text_of(session, NgramDrafter.from_file(STORE), COUNT)
-            self.assertEqual(tokens, plain[1:])
-            self.check_state(session)
+        for guesses in (1, 4):
+            with self.client.session(prompt, sampling=GREEDY) as session:
+                _, tokens = self.text_of(session, NgramDrafter.from_file(STORE), COUNT, guesses=guesses)
+                self.assertEqual(tokens, plain[1:])
+                self.check_state(session)
 
     def test_over_a_link_with_a_round_trip(self):
         prompt = prompts(1)[0]
@@ -88,10 +124,10 @@ class AheadTest(DaemonTest):
         flaky = FlakyProxy(self.daemon, 0.15)
         self.addCleanup(flaky.close)
         with tv.Client(flaky.url, retry=QUICK, timeout_s=120) as client:
-            for wrong in (0.0, 0.5):
-                drafter = Knowing([*prompt, *plain], wrong)
+            for drafter, guesses in ((Knowing([*prompt, *plain], 0.0), 1), (Knowing([*prompt, *plain], 0.5), 1),
+                                     (Several([*prompt, *plain], 4), 4)):
                 with client.session(prompt, sampling=GREEDY) as session:
-                    _, tokens = self.text_of(session, drafter, COUNT)
+                    _, tokens = self.text_of(session, drafter, COUNT, guesses=guesses)
                     self.assertEqual(tokens[:COUNT], plain[1:])
                     self.check_state(session)
         self.assertGreater(sum(flaky.fates.values()), flaky.fates["passed"])
@@ -139,19 +175,103 @@ class AheadTest(DaemonTest):
             self.check_state(session)
 
 
+class AsyncAheadTest(DaemonTest):
+    """The same pipeline on an event loop."""
+
+    async def text_of(self, session, drafter, count, **options):
+        rounds = [round async for round in session.generate(drafter, count, pipeline=True, **options)]
+        tokens = [token for round in rounds for token in round.new_tokens]
+        self.assertEqual(session.new_tokens[1:], tokens)
+        state = await session.state()
+        self.assertEqual((state["committed_len"], state["digest"], state["pending"], state["next_seq"]),
+                         (session.committed_len, session.digest, session.pending, session._core.next_seq))
+        return rounds, tokens
+
+    def test_sessions_side_by_side(self):
+        starts = prompts(4, 60)
+        plain = [self.plain(prompt, COUNT + 1) for prompt in starts]
+
+        async def one(client, at):
+            text = [*starts[at], *plain[at]]
+            drafter, guesses = (Several(text, 4), 4) if at == 3 else (Knowing(text, (0.0, 0.4, 1.0)[at]), 1)
+            async with await client.session(starts[at], sampling=GREEDY) as session:
+                return await self.text_of(session, drafter, COUNT, guesses=guesses)
+
+        async def everything(url):
+            async with tv.AsyncClient(url, retry=QUICK, timeout_s=120) as client:
+                return await asyncio.gather(*(one(client, at) for at in range(4)))
+
+        for rounds, tokens in asyncio.run(everything(url_of(self.daemon))):
+            self.assertIn(tokens, [text[1:] for text in plain])
+            self.assertEqual(len(rounds), COUNT // 4)
+        with DelayProxy(self.daemon.host, self.daemon.port, 0.02) as link:
+            self.assertEqual([tokens for _, tokens in asyncio.run(everything(link.url))], [text[1:] for text in plain])
+        flaky = FlakyProxy(self.daemon, 0.15)
+        self.addCleanup(flaky.close)
+        for (_, tokens), text in zip(asyncio.run(everything(flaky.url)), plain, strict=True):
+            self.assertEqual(tokens[:COUNT], text[1:])
+        self.close_leftovers()
+
+    def test_left_early_and_cancelled(self):
+        prompt = prompts(1)[0]
+        plain = self.plain(prompt, COUNT + 9)
+
+        async def play():
+            async with tv.AsyncClient(url_of(self.daemon), timeout_s=120) as client:
+                session = await client.session(prompt, sampling=GREEDY)
+                drafter = Knowing([*prompt, *plain], 0.0)
+                async with contextlib.aclosing(session.generate(drafter, COUNT, pipeline=True)) as rounds:
+                    first = await anext(rounds)
+                    with self.assertRaises(RuntimeError):
+                        await session.decode(1)
+                self.assertGreater(len(session.new_tokens), 1 + len(first.new_tokens))
+                self.assertEqual(session.new_tokens, plain[: len(session.new_tokens)])
+                await session.decode(2)
+
+                async def consume():
+                    async for _ in session.generate(drafter, COUNT, pipeline=True):
+                        started.set()
+
+                started = asyncio.Event()
+                task = asyncio.create_task(consume())
+                await started.wait()
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                del task
+                for _ in range(4):
+                    await session.decode(1)
+                self.assertEqual(session.new_tokens, plain[: len(session.new_tokens)])
+                self.assertEqual((await session.state(tail=4096))["tail"], session.tokens)
+                await session.close()
+
+        asyncio.run(play())
+
+
 class GuessTest(unittest.TestCase):
-    def test_likely_end(self):
+    def test_likely_ends(self):
         tree = tv.Tree([5, 1, 2, 3], [-1, 0, 0, 2], [0.0, -2.0, -1.0, -1.5])
         drafter = Knowing([5, 2, 3, 9, 9], 0.0)
         self.assertEqual(ahead.path_tokens(tree, 3), [2, 3])
-        self.assertEqual(ahead.likely_end(drafter, [5], tree), (3, 9))
-        self.assertIsNone(ahead.likely_end(drafter, [6], tree))
+        self.assertEqual(ahead.likely_ends(drafter, [5], tree), [(3, 9)])
+        self.assertEqual(ahead.likely_ends(drafter, [6], tree), [])
 
         class Plain:
             draft = drafter.draft
 
-        self.assertEqual(ahead.likely_end(Plain(), [5], tree), (3, 9))
-        self.assertIsNone(ahead.likely_end(Plain(), [6], tree))
+        self.assertEqual(ahead.likely_ends(Plain(), [5], tree), [(3, 9)])
+        self.assertEqual(ahead.likely_ends(Plain(), [6], tree), [])
+
+    def test_several_ends(self):
+        """The leaves by score, then other tokens behind the best one."""
+
+        class Digits:
+            def draft(self, tokens, nodes, depth):
+                return tv.Tree([tokens[-1], *range(7, 7 + min(nodes, 3))], [-1] + [0] * min(nodes, 3))
+
+        tree = tv.Tree([5, 1, 2, 3, 4], [-1, 0, 0, 2, 2], [0.0, -1.7, -1.0, -1.5, -1.6])
+        for count, ends in ((1, [(3, 7)]), (3, [(3, 7), (4, 7), (1, 7)]), (5, [(3, 7), (4, 7), (1, 7), (3, 8), (3, 9)])):
+            self.assertEqual(ahead.likely_ends(Digits(), [5], tree, count), ends)
+        self.assertEqual(ahead.likely_ends(Several([5, 1, 2], 3), [5], tv.Tree([5, 1], [-1, 0]), 2), [(1, 0), (1, 1)])
 
 
 if __name__ == "__main__":

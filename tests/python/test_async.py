@@ -1,7 +1,6 @@
 """The async client: sessions side by side over a flaky link, and calls that are cancelled."""
 
 import asyncio
-import unittest
 
 import httpx
 from harness import GREEDY, QUICK, SCALE, DaemonTest, FlakyProxy, main, prompts, url_of

@@ -15,7 +15,7 @@ import treeverify as tv
 from treeverify.calls import Context, Pause, Reply, Retry, Send, call, send
 from treeverify.digest import Digest
 from treeverify.errors import problem_of
-from treeverify.session import tokens_body
+from treeverify.asks import tokens_body
 from treeverify.values import Logits, TopK, float_array
 
 
@@ -51,8 +51,7 @@ LOST = tv.TransportError("lost")
 class CallsTest(unittest.TestCase):
     def context(self, **retry):
         now = [0.0]
-        context = Context(Retry(**retry), clock=lambda: now[0], uniform=lambda: 1.0)
-        return context
+        return Context(Retry(**retry), clock=lambda: now[0], uniform=lambda: 1.0)
 
     def test_the_same_bytes_again(self):
         script = [LOST, problem(503, "overloaded", True), problem(504, "deadline", True), GOOD]

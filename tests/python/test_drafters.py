@@ -125,7 +125,8 @@ class OtherDraftersTest(unittest.TestCase):
             def draft(self, tokens, nodes, depth):
                 return Tree.from_paths(tokens[-1], [[i, i, i, i, i] for i in range(50)])
 
-        for nodes, depth, limits in ((7, 9, Limits(256, 64)), (99, 2, Limits(256, 64)), (99, 9, Limits(5, 64)), (9, 9, Limits(99, 1))):
+        wide = Limits(256, 64)
+        for nodes, depth, limits in ((7, 9, wide), (99, 2, wide), (99, 9, Limits(5, 64)), (9, 9, Limits(99, 1))):
             tree = plan(Large(), [1, 2, 3], limits, nodes, depth)
             self.assertLessEqual(len(tree), min(nodes + 1, limits.nodes))
             self.assertLessEqual(tree.depth, min(depth, limits.depth))

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import unittest
 
 from harness import PACKAGE_ENV, QUICK, ROOT, SCALE, STORE, DaemonTest, FlakyProxy, main, prompts, url_of
 

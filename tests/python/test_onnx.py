@@ -2,7 +2,6 @@
 
 import os
 import sys
-import unittest
 
 import numpy as np
 from harness import GREEDY, MODEL, PACKAGE_ENV, ROOT, SCALE, SERVER, SKIP, DaemonTest, main, prompts, url_of

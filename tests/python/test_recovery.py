@@ -1,36 +1,15 @@
 """What happens when answers are lost, the server is elsewhere, forgets, or lies: no token lost, none doubled."""
 
 import json
-import unittest
 
 import httpx
-from harness import GREEDY, MODEL, QUICK, SCALE, SEEDED, SERVER, Daemon, DaemonTest, FlakyProxy, main, prompts, url_of
+from harness import (
+    GREEDY, MODEL, QUICK, SCALE, SEEDED, SERVER, Daemon, DaemonTest, FlakyProxy, Hooked, main, prompts, rewritten, url_of,
+)
 
 import treeverify as tv
 from treeverify import Client, Tree
 from treeverify.drafters import TraceDrafter
-
-
-class Hooked(httpx.BaseTransport):
-    """Passes on; `after(request, response)` may raise or return another response."""
-
-    def __init__(self, after):
-        self.inner, self.after = httpx.HTTPTransport(), after
-
-    def handle_request(self, request):
-        response = self.inner.handle_request(request)
-        response.read()
-        return self.after(request, response)
-
-    def close(self):
-        self.inner.close()
-
-
-def rewritten(response, change):
-    body = json.loads(response.content)
-    change(body)
-    headers = {"content-type": response.headers["content-type"]}
-    return httpx.Response(response.status_code, headers=headers, content=json.dumps(body).encode())
 
 
 def rounds_of(session, drafter, count, nodes=8):
@@ -225,7 +204,7 @@ class RecoveryTest(DaemonTest):
             self.moved(session, pending=shown[-1])
             self.raw.call("DELETE", f"/v1/sessions/{session.id}")
             round = session.verify(Tree.chain([shown[-1], 65]))
-            self.assertEqual(round.recovered, "resumed")
+            self.assertEqual((round.recovered, round.accepted_tokens[0]), ("resumed", shown[-1]))
             self.assertEqual(session.new_tokens, shown + round.new_tokens)
             self.moved(session, pending=(session.pending + 1) % 256)
             kept = session.sequence
@@ -234,11 +213,11 @@ class RecoveryTest(DaemonTest):
             self.assertEqual(session.tokens, [*kept, 65])
 
     def test_a_resume_that_is_interrupted(self):
-        """The link breaks between the new session and the append of the token handed out: the next call repairs it."""
+        """The link breaks between the new session and its move to the token handed out: the next call repairs it."""
         broken = []
 
         def after(request, response):
-            if broken and request.url.path.endswith("/extend"):
+            if broken and request.url.path.endswith("/rollback"):
                 raise httpx.ReadError("gone", request=request)
             return response
 

@@ -2,7 +2,6 @@
 
 import math
 import socket
-import unittest
 
 import numpy as np
 from harness import GREEDY, SEEDED, DaemonTest, main, prompts, url_of
@@ -31,7 +30,7 @@ class SessionTest(DaemonTest):
             with self.client.session(prompt, sampling=sampling, cache_salt="team") as session:
                 self.assertEqual(session.sampling.rule, sampling.rule)
                 drafter = TraceDrafter(text, wrong_every=5, wrong=1, branch=True)
-                rounds = [round for round in session.generate(drafter, 59, nodes=12)]
+                rounds = list(session.generate(drafter, 59, nodes=12))
                 self.assert_in_step(session)
                 self.assertEqual(session.sequence[: len(text)], text)
                 self.assertEqual(session.new_tokens, session.sequence[len(prompt) :])

@@ -4,14 +4,16 @@ the awaited twin of the blocking one."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx
 
-from . import session as flows
-from .calls import Flow, Pause, Reply, Retry, Send, call, send
+from . import ahead, oneshot, session as flows
+from .asks import Settings
+from .calls import Effect, Flow, Pause, Reply, Retry, Send, call, drive_async, send
 from .client import Http, SessionView
 from .drafters import Drafter
 from .errors import ProblemError, TransportError
@@ -56,32 +58,27 @@ class AsyncClient:
     def retries(self) -> int:
         return self._settings.context.retries
 
-    async def _do(self, effect: Send) -> Reply:
+    async def _do(self, effect: Send, sent: asyncio.Event | None = None) -> Reply:
+        async def written(event: str, info: dict[str, Any]) -> None:
+            if sent is not None and event.endswith("send_request_body.complete"):
+                sent.set()
+
         try:
             timeout = self._settings.timeout(effect.wait_s)
-            return Http.reply(await self._http.request(**Http.request(effect), timeout=timeout))
+            extensions = {} if sent is None else {"trace": written}
+            request = self._http.request(**Http.request(effect), timeout=timeout, extensions=extensions)
+            return Http.reply(await request)
         except httpx.TransportError as error:
             raise self._settings.failure(error) from error
 
+    async def _perform(self, effect: Effect, sent: asyncio.Event | None = None) -> Reply | None:
+        if isinstance(effect, Pause):
+            await asyncio.sleep(effect.seconds)
+            return None
+        return await self._do(effect, sent)
+
     async def _run(self, flow: Flow[T]) -> T:
-        try:
-            effect = next(flow)
-            while True:
-                if isinstance(effect, Pause):
-                    await asyncio.sleep(effect.seconds)
-                    effect = flow.send(None)
-                    continue
-                try:
-                    reply = await self._do(effect)
-                except TransportError as error:
-                    effect = flow.throw(error)
-                else:
-                    effect = flow.send(reply)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            flow.close()
+        return await drive_async(flow, self._perform)
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return await self._run(call(self._settings.context, method, path, body))
@@ -93,7 +90,7 @@ class AsyncClient:
             return False
 
     async def ready(self, deep: bool = False) -> dict[str, Any]:
-        return flows.read_ready(await self._do(Send("GET", "/readyz" + ("?deep=1" if deep else ""))))
+        return oneshot.read_ready(await self._do(Send("GET", "/readyz" + ("?deep=1" if deep else ""))))
 
     async def model(self) -> Model:
         return await self._run(flows.fetch_model(self._settings.context))
@@ -103,8 +100,10 @@ class AsyncClient:
 
     async def session(
         self,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | None = None,
         *,
+        prefix: SessionView | None = None,
+        prefix_len: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[int] = (),
         max_len: int | None = None,
@@ -112,8 +111,9 @@ class AsyncClient:
         cache_salt: str = "",
     ) -> AsyncSession:
         """`async with await client.session(prompt) as session: ...`"""
-        settings = flows.Settings(sampling or Sampling(), tuple(stop), max_len, lease_s, cache_salt)
-        return AsyncSession(self, await self._run(flows.create(self._settings.context, tokens, settings)))
+        settings = Settings(sampling or Sampling(), tuple(stop), max_len, lease_s, cache_salt)
+        parent = None if prefix is None else (prefix._core, prefix_len)
+        return AsyncSession(self, await self._run(flows.create(self._settings.context, tokens, parent, settings)))
 
     async def verify(
         self,
@@ -124,7 +124,7 @@ class AsyncClient:
         want: Want | None = None,
         deadline_ms: int | None = None,
     ) -> Round:
-        return await self._run(flows.one_shot(self._settings.context, tokens, tree, sampling, want, deadline_ms))
+        return await self._run(oneshot.one_shot(self._settings.context, tokens, tree, sampling, want, deadline_ms))
 
     async def score(
         self,
@@ -133,11 +133,11 @@ class AsyncClient:
         *,
         session: SessionView | None = None,
         deadline_ms: int | None = None,
-    ) -> flows.F64:
+    ) -> oneshot.F64:
         """Log-probabilities of tree's nodes behind the prefix tokens (or a session, tokens None): [n], each node's token
         in its parent's row at temperature 1, without filters; nan for node 0. Commits nothing."""
         core = session._core if session is not None else None
-        return await self._run(flows.score(self._settings.context, tokens, tree, core, deadline_ms))
+        return await self._run(oneshot.score(self._settings.context, tokens, tree, core, deadline_ms))
 
     async def verify_batch(
         self, rounds: Sequence[tuple[AsyncSession, Tree]], *, rule: Rule | None = None, want: Want | None = None
@@ -145,7 +145,7 @@ class AsyncClient:
         """One round of each session (up to 64, each once) in one call; the server runs them together. A round that it
         refused is the exception that Session.verify would raise, not raised; call verify of that session to recover."""
         cores = [(session._core, tree) for session, tree in rounds]
-        return await self._run(flows.batch(self._settings.context, cores, rule, want))
+        return await self._run(oneshot.batch(self._settings.context, cores, rule, want))
 
     async def parity(
         self,
@@ -157,7 +157,7 @@ class AsyncClient:
         strict: bool = False,
     ) -> dict[str, Any]:
         core = session._core if session is not None else None
-        return await self._run(flows.parity(self._settings.context, tokens, tree, core, sampling, strict))
+        return await self._run(oneshot.parity(self._settings.context, tokens, tree, core, sampling, strict))
 
     async def parity_totals(self) -> dict[str, Any]:
         return await self.request("GET", "/v1/parity")
@@ -192,11 +192,24 @@ class AsyncSession(SessionView):
         *,
         rule: Rule | None = None,
         want: Want | None = None,
+        hold: bool = False,
+        commit_prev: tuple[Sequence[int], int | None] | None = None,
         deadline_ms: int | None = None,
         lease_s: int | None = None,
     ) -> Round:
-        flow = self._core.verify(tree, rule, want, deadline_ms=deadline_ms, lease_s=lease_s)
-        return await self._client._run(flow)
+        options = {"deadline_ms": deadline_ms, "lease_s": lease_s}
+        return await self._client._run(self._core.verify(tree, rule, want, hold, commit_prev, **options))
+
+    async def commit(self, path: Sequence[int], next: int | None = None, *, lease_s: int | None = None) -> Round:
+        return await self._client._run(self._core.commit(path, next, lease_s=lease_s))
+
+    async def rollback(self, length: int, pending: int | None = None, *, lease_s: int | None = None) -> Round:
+        return await self._client._run(self._core.rollback(length, pending, lease_s=lease_s))
+
+    async def fork(
+        self, length: int | None = None, *, seed: int | None = None, lease_s: int | None = None
+    ) -> AsyncSession:
+        return AsyncSession(self._client, await self._client._run(self._core.fork(length, seed, lease_s)))
 
     async def decode(self, max_tokens: int, *, deadline_ms: int | None = None, lease_s: int | None = None) -> Round:
         return await self._client._run(self._core.decode(max_tokens, deadline_ms=deadline_ms, lease_s=lease_s))
@@ -213,9 +226,25 @@ class AsyncSession(SessionView):
         return await self._client._run(flow)
 
     async def generate(
-        self, drafter: Drafter | None, max_tokens: int, *, nodes: int = 32, depth: int = 16
+        self,
+        drafter: Drafter | None,
+        max_tokens: int,
+        *,
+        nodes: int = 32,
+        depth: int = 16,
+        pipeline: bool = False,
+        guesses: int = 1,
     ) -> AsyncIterator[Round]:
-        """Session.generate for `async for`. The drafter runs on the event loop's thread: other sessions wait for it."""
+        """Session.generate for `async for`. The drafter runs on the event loop's thread: other sessions wait for it.
+        An iterator that is left early should be closed (contextlib.aclosing), so that what a pipeline has under way
+        becomes part of the session at once."""
+        self._may_generate()
+        if pipeline and drafter is not None and ahead.FEATURE in self.model.features:
+            rounds = ahead.generate_async(self._client, self._core, drafter, max_tokens, nodes, depth, guesses)
+            async with contextlib.aclosing(rounds):
+                async for round in rounds:
+                    yield round
+            return
         done = 0
         while done < max_tokens and self.finish is None:
             tree = plan(drafter, self.sequence, self.limits, nodes, min(depth, max_tokens - done - 1))

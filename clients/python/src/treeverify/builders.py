@@ -60,10 +60,10 @@ def best_first(root: int, ids: Ids, logprobs: LogProbs, nodes: int) -> Tree:
     def push(parent: int, rank: int, base: float) -> None:
         nonlocal order
         row = depths[parent]
-        if row < len(token_rows) and rank < len(token_rows[row]) and token_rows[row][rank] >= 0:
-            if score_rows[row][rank] > -np.inf:
-                heapq.heappush(heap, (-(base + score_rows[row][rank]), order, parent, rank, base))
-                order += 1
+        known = row < len(token_rows) and rank < len(token_rows[row])
+        if known and token_rows[row][rank] >= 0 and score_rows[row][rank] > -np.inf:
+            heapq.heappush(heap, (-(base + score_rows[row][rank]), order, parent, rank, base))
+            order += 1
 
     push(0, 0, 0.0)
     while heap and len(tokens) <= nodes:
@@ -170,7 +170,8 @@ def static_shape(profile: Sequence[float], nodes: int, *, depth_max: int | None 
     if nodes < 1 or (depth_max is not None and depth_max < 0):
         raise ValueError("nodes >= 1, depth_max >= 0")
     limit = nodes - 1 if depth_max is None else min(depth_max, nodes - 1)
-    subtree = np.concatenate(([0.0], np.ones(nodes)))  # best value of a subtree of up to n nodes, by n
+    subtree = np.ones(nodes + 1)  # best value of a subtree of up to n nodes, by n
+    subtree[0] = 0.0
     choices: list[npt.NDArray[np.int64]] = []  # per depth: [b, nodes] nodes that the child of rank j gets
     for _ in range(limit):
         forest = np.zeros(nodes)  # ranks j..b-1 with up to m nodes
@@ -185,7 +186,8 @@ def static_shape(profile: Sequence[float], nodes: int, *, depth_max: int | None 
                 if sums[at] > 0.0:
                     better[room], choice[rank, room] = sums[at], at + 1
             forest = better
-        grown = np.concatenate(([0.0], 1.0 + forest))
+        grown = np.zeros(nodes + 1)
+        grown[1:] = 1.0 + forest
         choices.append(choice)
         if np.allclose(grown, subtree, rtol=0.0, atol=1e-15):
             break

@@ -4,8 +4,8 @@ A *flow* is a generator that yields what it needs done (Send, Pause) and returns
 the same flows, one blocking and one on asyncio, so no rule is written twice. This file owns the encoding of requests,
 the reading of answers and the retry rule; it knows nothing of sessions.
 
-A driver sends a Reply into the flow for a Send, None for a Pause, and throws TransportError when no complete answer
-came.
+drive() and drive_async() run a flow with a function that performs an effect: a Reply for a Send, None for a Pause, and
+TransportError when no complete answer came.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import email.utils
 import json
 import random
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from .errors import ContractError, ProblemError, TransportError, problem_of
+from .errors import ContractError, Error, ProblemError, TransportError, problem_of
 
 T = TypeVar("T")
 
@@ -81,6 +81,42 @@ class Reply:
 
 Effect: TypeAlias = Send | Pause
 Flow: TypeAlias = Generator[Effect, Reply | None, T]
+
+
+def drive(flow: Generator[Any, Any, T], perform: Callable[[Any], Any]) -> T:
+    """Run a flow to its end. What perform returns goes into it, and so does an Error that perform raises."""
+    try:
+        effect = next(flow)
+        while True:
+            try:
+                result = perform(effect)
+            except Error as error:
+                effect = flow.throw(error)
+            else:
+                effect = flow.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    finally:
+        flow.close()
+
+
+async def drive_async(flow: Generator[Any, Any, T], perform: Callable[[Any], Awaitable[Any]]) -> T:
+    """drive() with an awaited perform."""
+    try:
+        effect = next(flow)
+        while True:
+            try:
+                result = await perform(effect)
+            except Error as error:
+                effect = flow.throw(error)
+            else:
+                effect = flow.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    finally:
+        flow.close()
 
 
 @dataclass

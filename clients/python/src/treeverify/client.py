@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from . import ahead
-from . import session as flows
-from .calls import Context, Flow, Pause, Reply, Retry, Send, call, send
+from . import ahead, oneshot, session as flows
+from .asks import Settings
+from .calls import Context, Effect, Flow, Pause, Reply, Retry, Send, call, drive, send
 from .drafters import Drafter
 from .errors import ProblemError, TransportError
 from .loop import Limits, plan
@@ -90,7 +90,6 @@ class SessionView:
 
     def __init__(self, core: flows.SessionCore) -> None:
         self._core = core
-        self._prompt_len = len(core.tokens)
 
     @property
     def id(self) -> str:
@@ -118,7 +117,7 @@ class SessionView:
     @property
     def new_tokens(self) -> list[int]:
         """Everything after the prompt, the pending token included."""
-        return [*self._core.tokens[self._prompt_len :], self._core.pending]
+        return [*self._core.tokens[self._core.prompt_len :], self._core.pending]
 
     @property
     def committed_len(self) -> int:
@@ -132,6 +131,11 @@ class SessionView:
     def finish(self) -> str | None:
         """None, "stop" or "length"."""
         return self._core.finish
+
+    @property
+    def held(self) -> Tree | None:
+        """The tree of the round that is held, and waits for commit, the commit_prev of a verify, or rollback."""
+        return None if self._core.held is None else self._core.held.tree
 
     @property
     def sampling(self) -> Sampling:
@@ -153,6 +157,10 @@ class SessionView:
         core = self._core
         room = core.model.max_len - 1 - len(core.tokens)
         return Limits(core.max_nodes, max(0, min(core.max_depth, room)))
+
+    def _may_generate(self) -> None:
+        if self.sampling.rule == "client":
+            raise ValueError('under rule "client" somebody has to choose: loop over verify and commit')
 
 
 class Client:
@@ -201,27 +209,14 @@ class Client:
         except httpx.TransportError as error:
             raise self._settings.failure(error) from error
 
-    def _run(self, flow: Flow[T], sent: threading.Event | None = None) -> T:
-        try:
-            effect = next(flow)
-            while True:
-                if isinstance(effect, Pause):
-                    time.sleep(effect.seconds)
-                    effect = flow.send(None)
-                    continue
-                try:
-                    reply = self._do(effect, sent)
-                except TransportError as error:
-                    effect = flow.throw(error)
-                else:
-                    effect = flow.send(reply)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            flow.close()
-            if sent is not None:
-                sent.set()  # who waits for it is not kept by a request that failed
+    def _perform(self, effect: Effect, sent: threading.Event | None = None) -> Reply | None:
+        if isinstance(effect, Pause):
+            time.sleep(effect.seconds)
+            return None
+        return self._do(effect, sent)
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(flow, self._perform)
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Any call with a JSON answer; 204 gives {}. Repeated like the others, so the body must bear it."""
@@ -237,7 +232,7 @@ class Client:
     def ready(self, deep: bool = False) -> dict[str, Any]:
         """{"ready": bool, "checks": [...]}; deep repeats the server's self-test. Not retried: "not ready" is an answer."""
         reply = self._do(Send("GET", "/readyz" + ("?deep=1" if deep else "")))
-        return flows.read_ready(reply)
+        return oneshot.read_ready(reply)
 
     def model(self) -> Model:
         return self._run(flows.fetch_model(self._settings.context))
@@ -248,8 +243,10 @@ class Client:
 
     def session(
         self,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | None = None,
         *,
+        prefix: SessionView | None = None,
+        prefix_len: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[int] = (),
         max_len: int | None = None,
@@ -258,10 +255,13 @@ class Client:
     ) -> Session:
         """Create a session: prefills tokens (not empty) and draws the first pending token.
 
+        prefix, instead of tokens: another session, whose first prefix_len (all) committed tokens are the prompt; they are
+        sent only if the server has forgotten it. Session.fork also takes its pending token and sampling over.
         stop: up to 16 token ids. max_len: committed plus pending token, at most the model's. lease_s: 1..3600 (120).
         """
-        settings = flows.Settings(sampling or Sampling(), tuple(stop), max_len, lease_s, cache_salt)
-        return Session(self, self._run(flows.create(self._settings.context, tokens, settings)))
+        settings = Settings(sampling or Sampling(), tuple(stop), max_len, lease_s, cache_salt)
+        parent = None if prefix is None else (prefix._core, prefix_len)
+        return Session(self, self._run(flows.create(self._settings.context, tokens, parent, settings)))
 
     def verify(
         self,
@@ -274,7 +274,7 @@ class Client:
     ) -> Round:
         """One-shot: verify tree behind the prefix tokens (may be empty); nothing is kept. tree's node 0 is whatever
         the caller believes to be pending; it is not checked."""
-        return self._run(flows.one_shot(self._settings.context, tokens, tree, sampling, want, deadline_ms))
+        return self._run(oneshot.one_shot(self._settings.context, tokens, tree, sampling, want, deadline_ms))
 
     def score(
         self,
@@ -283,11 +283,11 @@ class Client:
         *,
         session: SessionView | None = None,
         deadline_ms: int | None = None,
-    ) -> flows.F64:
+    ) -> oneshot.F64:
         """Log-probabilities of tree's nodes behind the prefix tokens (or a session, tokens None): [n], each node's token
         in its parent's row at temperature 1, without filters; nan for node 0. Commits nothing."""
         core = session._core if session is not None else None
-        return self._run(flows.score(self._settings.context, tokens, tree, core, deadline_ms))
+        return self._run(oneshot.score(self._settings.context, tokens, tree, core, deadline_ms))
 
     def verify_batch(
         self, rounds: Sequence[tuple[Session, Tree]], *, rule: Rule | None = None, want: Want | None = None
@@ -295,7 +295,7 @@ class Client:
         """One round of each session (up to 64, each once) in one call; the server runs them together. A round that it
         refused is the exception that Session.verify would raise, not raised; call verify of that session to recover."""
         cores = [(session._core, tree) for session, tree in rounds]
-        return self._run(flows.batch(self._settings.context, cores, rule, want))
+        return self._run(oneshot.batch(self._settings.context, cores, rule, want))
 
     def parity(
         self,
@@ -309,7 +309,7 @@ class Client:
         """Run a case through the fast path and the oracle; commits nothing. strict raises ParityMismatchError when
         they differ. Without arguments: the server's built-in case."""
         core = session._core if session is not None else None
-        return self._run(flows.parity(self._settings.context, tokens, tree, core, sampling, strict))
+        return self._run(oneshot.parity(self._settings.context, tokens, tree, core, sampling, strict))
 
     def parity_totals(self) -> dict[str, Any]:
         """What shadow mode has seen since the start."""
@@ -350,15 +350,35 @@ class Session(SessionView):
         *,
         rule: Rule | None = None,
         want: Want | None = None,
+        hold: bool = False,
+        commit_prev: tuple[Sequence[int], int | None] | None = None,
         deadline_ms: int | None = None,
         lease_s: int | None = None,
     ) -> Round:
         """Verify tree (node 0 is `pending`), commit the accepted path, draw the next pending token.
 
-        rule: for this round only. deadline_ms: give up if not started by then (504, retried). lease_s: renew as well.
+        rule: for this round only. hold (always under rule "client"): commit nothing; the round is a proposal (Round.held),
+        and the caller says what becomes of it by commit, or by commit_prev (path, next) of the next verify, which settles
+        it and runs tree, whose node 0 is next, in one call; if that one then fails, ProblemError.committed tells whether
+        the held round was settled. deadline_ms: give up if not started by then (504, retried). lease_s: renew as well.
         """
-        flow = self._core.verify(tree, rule, want, deadline_ms=deadline_ms, lease_s=lease_s)
-        return self._client._run(flow)
+        options = {"deadline_ms": deadline_ms, "lease_s": lease_s}
+        return self._client._run(self._core.verify(tree, rule, want, hold, commit_prev, **options))
+
+    def commit(self, path: Sequence[int], next: int | None = None, *, lease_s: int | None = None) -> Round:
+        """Settle the held round: path is nodes of its tree from node 0 on, next the token that is pending behind them.
+        [] without next discards the round. RuntimeError: nothing is held; TreeError: not a path."""
+        return self._client._run(self._core.commit(path, next, lease_s=lease_s))
+
+    def rollback(self, length: int, pending: int | None = None, *, lease_s: int | None = None) -> Round:
+        """Back to the first length (1 to committed_len) committed tokens. The token that stood there is pending again, or
+        `pending` is. A held round is dropped, a finished session reopened."""
+        return self._client._run(self._core.rollback(length, pending, lease_s=lease_s))
+
+    def fork(self, length: int | None = None, *, seed: int | None = None, lease_s: int | None = None) -> Session:
+        """A session of its own behind the first `length` (all) committed tokens: no pass of the model, pages are shared.
+        Its pending token is the one that stands there; with another seed what follows differs."""
+        return Session(self._client, self._client._run(self._core.fork(length, seed, lease_s)))
 
     def decode(self, max_tokens: int, *, deadline_ms: int | None = None, lease_s: int | None = None) -> Round:
         """The server decodes up to max_tokens (1..1024) tokens alone."""
@@ -378,17 +398,26 @@ class Session(SessionView):
         return self._client._run(flow)
 
     def generate(
-        self, drafter: Drafter | None, max_tokens: int, *, nodes: int = 32, depth: int = 16, pipeline: bool = False
+        self,
+        drafter: Drafter | None,
+        max_tokens: int,
+        *,
+        nodes: int = 32,
+        depth: int = 16,
+        pipeline: bool = False,
+        guesses: int = 1,
     ) -> Iterator[Round]:
         """Rounds until max_tokens new tokens (this call's) are there or the session is finished. nodes: drafts of a
         tree, node 0 not counted; depth: of a tree. drafter None: the server decodes alone, 16 tokens a round.
 
         pipeline: while a round is under way, draft the next one from a guess of its end and send it ahead (ahead.py;
         the drafter may have a method guess). For links whose round trip is not small beside a round; the text is the
-        same. Rounds under way when the iterator is closed become part of the session. Without effect when there is no
-        drafter or the server does not serve it."""
+        same. guesses: how many ends are guessed, each with a tree of its own, of which the right one runs. Rounds under
+        way when the iterator is closed become part of the session. Without effect when there is no drafter or the server
+        does not serve it. ValueError: the session's rule is "client"."""
+        self._may_generate()
         if pipeline and drafter is not None and ahead.FEATURE in self.model.features:
-            yield from ahead.generate(self._client, self._core, drafter, max_tokens, nodes, depth)
+            yield from ahead.generate(self._client, self._core, drafter, max_tokens, nodes, depth, guesses)
             return
         done = 0
         while done < max_tokens and self.finish is None:

@@ -6,106 +6,57 @@ Owns the client's tokens, pending token, round number and digest chain, and ever
 - the server is elsewhere (409 length-, digest-, pending-mismatch, seq-gap; 422 seq-reused; 410 round-evicted): adopt its
   state and the tokens that were missed, if they continue the text handed out;
 - the server has forgotten the session (409 epoch-changed, 410 session-expired, 404 session-not-found): create it again
-  from the client's own tokens with the same seed, and go on behind the pending token that was already handed out.
+  from the client's own tokens with the same seed, and go on behind the pending token that was already handed out;
+- a round is held that nobody got the proposal of: discard it.
 
 Refuses to go on when digests differ: then the two sides have different texts.
 """
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import dataclasses
 import hashlib
 import secrets
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from .calls import Context, Effect, Flow, Reply, Send, call, decode, send
+from .asks import Ask, Held, Settings, Settle, given, tokens_body
+from .calls import Context, Effect, Flow, Reply, Send, call, send
 from .digest import Digest
-from .errors import ContractError, DesyncError, MovedError, NotFoundError, ProblemError, problem_of
+from .errors import ContractError, DesyncError, MovedError, NotFoundError, ProblemError
 from .tree import Tree, TreeError
-from .values import Dtype, Logits, Model, Round, Rows, Rule, Sampling, Want, float_array, read_round, rows_body
+from .values import (
+    Dtype,
+    Logits,
+    Model,
+    Round,
+    Rows,
+    Rule,
+    Sampling,
+    Want,
+    float_array,
+    read_commit,
+    read_rollback,
+    read_round,
+    rows_body,
+)
 
 T = TypeVar("T")
-F64: TypeAlias = npt.NDArray[np.float64]
 
 RECOVERIES_MAX = 4  # of one call; each is a change of the server's state by somebody else
 TAIL_MAX = 4096
 _WAIT_MS = 10_000
-_B64_FROM = 64  # tokens; shorter lists stay readable
 
 _ELSEWHERE = frozenset({"length-mismatch", "digest-mismatch", "pending-mismatch", "seq-gap"})
 _UNKNOWN_ROUND = frozenset({"seq-reused", "round-evicted"})
 _FORGOTTEN = frozenset({"epoch-changed", "session-expired", "session-not-found"})
 
 
-def tokens_body(tokens: Sequence[int]) -> dict[str, Any]:
-    """Member `tokens` or, for long lists, `tokens_b64`."""
-    if len(tokens) < _B64_FROM:
-        return {"tokens": [int(token) for token in tokens]}
-    array = np.asarray(tokens)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 2**31:
-        raise ValueError("tokens: integers from 0 to 2^31 - 1")
-    return {"tokens_b64": base64.b64encode(array.astype("<i4").tobytes()).decode()}
-
-
 def fetch_model(context: Context) -> Flow[Model]:
     return Model.read((yield from call(context, "GET", "/v1/model")))
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a session was created with; needed again to resume it."""
-
-    sampling: Sampling
-    stop: tuple[int, ...] = ()
-    max_len: int | None = None
-    lease_s: int | None = None
-    cache_salt: str = ""
-
-    def body(self) -> dict[str, Any]:
-        body: dict[str, Any] = {"sampling": self.sampling.body()}
-        if self.stop or self.max_len is not None:
-            body["stop"] = {}
-            if self.stop:
-                body["stop"]["token_ids"] = list(self.stop)
-            if self.max_len is not None:
-                body["stop"]["max_len"] = self.max_len
-        if self.lease_s is not None:
-            body["lease_s"] = self.lease_s
-        if self.cache_salt:
-            body["cache_salt"] = self.cache_salt
-        return body
-
-
-@dataclasses.dataclass
-class Ask:
-    """One round as the caller wants it; encoded anew only when the session has moved."""
-
-    kind: Literal["verify", "decode", "extend"]
-    fields: dict[str, Any]
-    tree: Tree | None = None
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    keep_pending: bool = False
-
-    def committed(self, pending: int, round: Round) -> list[int]:
-        """The tokens that this answer added to the committed ones; ContractError when it contradicts itself."""
-        if not round.new_tokens or round.new_tokens[-1] != round.pending:
-            raise ContractError("new_tokens does not end with the pending token")
-        if self.kind == "decode":
-            return [pending, *round.new_tokens[:-1]]
-        if self.kind == "extend":
-            return ([pending] if self.keep_pending else []) + self.tokens
-        assert self.tree is not None
-        nodes = round.accepted_nodes
-        if self.tree.walk(round.accepted_tokens[1:]) != nodes or round.accepted_tokens[:1] != [pending]:
-            raise ContractError(f"accepted {nodes} is not a path of the tree with these tokens")
-        if round.accepted_tokens[1:] != round.new_tokens[:-1]:
-            raise ContractError("new_tokens is not the accepted path and the pending token")
-        return round.accepted_tokens
 
 
 class SessionCore:
@@ -116,11 +67,14 @@ class SessionCore:
         self.model = model
         self.settings = settings
         self.tokens = tokens
+        self.prompt_len = len(tokens)
         self.digest = Digest(model.model_id, settings.cache_salt).push(tokens)
         self.id = self.epoch = ""
         self.pending = -1
         self.next_seq = 0
         self.finish: str | None = None
+        self.held: Held | None = None
+        self.unsure = 0  # number of a verify to be held whose answer has not come
         self.max_nodes, self.max_depth = model.max_nodes, model.max_depth
         self.lease_expires_at = ""
         self.resumed = 0  # how often the session was made anew
@@ -143,13 +97,24 @@ class SessionCore:
         finally:
             self.busy = False
 
-    # --- create, resume ------------------------------------------------------------------------------------------
+    # --- create, resume, fork -------------------------------------------------------------------------------------
 
-    def open(self) -> Flow[None]:
-        """POST /v1/sessions from the client's tokens. All attempts have one Idempotency-Key, so a lost answer leaves no
-        second session behind."""
-        body = {**tokens_body(self.tokens), **self.settings.body(), "expected_digest": self.digest.hex()}
-        answer = yield from call(self.context, "POST", "/v1/sessions", body, key=secrets.token_hex(16))
+    def open(self, prefix: str | None = None) -> Flow[None]:
+        """POST /v1/sessions from the client's tokens, or from those of the session `prefix`, which begins with them.
+        All attempts have one Idempotency-Key, so a lost answer leaves no second session behind."""
+        named = tokens_body(self.tokens) if prefix is None else {"prefix": {"session": prefix, "len": len(self.tokens)}}
+        body = {**named, **self.settings.body(), "expected_digest": self.digest.hex()}
+        try:
+            answer = yield from call(self.context, "POST", "/v1/sessions", body, key=secrets.token_hex(16))
+        except ProblemError as problem:
+            if prefix is None or problem.code not in _FORGOTTEN:
+                raise
+            yield from self.open()  # that session is no more, but its tokens are known
+            return
+        self._opened(answer)
+
+    def _opened(self, answer: Mapping[str, Any]) -> None:
+        """Become what a create or fork answered."""
         try:
             if answer["committed_len"] != len(self.tokens) or answer["digest"] != self.digest.hex():
                 raise ContractError("the created session has other tokens than were sent")
@@ -159,120 +124,222 @@ class SessionCore:
             self.id, self.epoch = answer["session"], answer["epoch"]
             self.pending, self.next_seq = answer["pending"], answer["next_seq"]
             self.finish, self.lease_expires_at = answer["finish"], answer["lease_expires_at"]
+            self.held, self.unsure = None, 0
         except (KeyError, TypeError, ValueError) as error:
             raise ContractError(f"create: {error!r}") from error
 
-    def resume(self, keep_text: bool) -> Flow[None]:
-        """Make the session anew. With keep_text the pending token that was handed out stays part of the text: the new
-        session draws the same one (same seed, same position), and if a near tie went the other way it is appended."""
+    def resume(self, tokens: list[int], pending: int | None) -> Flow[None]:
+        """Make the session anew with these tokens. pending: what was handed out behind them and stays; the new session
+        draws the same one (same seed, same position), and if a near tie went the other way it is put in its place."""
         model = yield from fetch_model(self.context)
         if model.model_id != self.model.model_id:
             raise DesyncError(f"the server has another model now: {model.name} {model.model_id}")
-        handed_out = self.pending
-        before = (self.id, self.epoch, self.pending, self.next_seq, self.finish)
+        before = dict(vars(self))
         try:
+            self.tokens, self.digest = tokens, Digest(model.model_id, self.settings.cache_salt).push(tokens)
             yield from self.open()
-            if keep_text and self.pending != handed_out:
-                yield from self._once(Ask("extend", tokens_body([handed_out]), tokens=[handed_out]))
+            if pending is not None and self.pending != pending:
+                yield from self._once(self._ask_rollback(len(tokens), pending))
         except BaseException:
             # the next call meets the same refusal and starts over; a half-made session ends with its lease
-            self.id, self.epoch, self.pending, self.next_seq, self.finish = before
+            vars(self).update(before)
             raise
         self.model = model
         self.resumed += 1
 
+    def fork(self, length: int | None, seed: int | None, lease_s: int | None) -> Flow[SessionCore]:
+        """A session of its own behind the first `length` tokens (all of them): nothing is computed."""
+        length = len(self.tokens) if length is None else length
+        if not 1 <= length <= len(self.tokens):
+            raise ValueError(f"fork: a length from 1 to {len(self.tokens)}")
+        if seed is not None and not 0 <= seed < 1 << 64:
+            raise ValueError("seed: an unsigned 64-bit integer")
+        return self.exclusive(self._fork(length, seed, lease_s))
+
+    def _fork(self, length: int, seed: int | None, lease_s: int | None) -> Flow[SessionCore]:
+        left = RECOVERIES_MAX
+        while True:
+            body = {"epoch": self.epoch, "len": length, **given({"lease_s": lease_s})}
+            if seed is not None:
+                body["seed"] = str(seed)
+            try:
+                answer = yield from call(
+                    self.context, "POST", f"{self.path}/fork", body, key=secrets.token_hex(16)
+                )
+                break
+            except ProblemError as problem:
+                left -= 1
+                if left == 0 or problem.code not in _FORGOTTEN:
+                    raise
+                yield from self._recover(problem, Ask("verify", {}))
+        settings = dataclasses.replace(self.settings, lease_s=self.settings.lease_s if lease_s is None else lease_s)
+        child = SessionCore(self.context, self.model, settings, self.tokens[:length])
+        child.prompt_len = min(self.prompt_len, length)
+        child._opened(answer)
+        if child.pending != (self.tokens[length] if length < len(self.tokens) else self.pending):
+            raise ContractError(f"the fork begins with token {child.pending}, which does not follow there")
+        return child
+
     # --- rounds --------------------------------------------------------------------------------------------------
 
-    def ask_verify(self, tree: Tree, rule: Rule | None, want: Want | None, **options: int | None) -> Ask:
-        if tree.tokens[0] != self.pending:
-            text = f"node 0 is token {tree.tokens[0]}, but {self.pending} is pending"
-            raise TreeError("pending-mismatch", text, 0)
-        tree.check(self.model.vocab, self.max_nodes, self.max_depth)
-        fields: dict[str, Any] = {"tree": tree.body(), **_given(options)}
+    def ask_verify(
+        self,
+        tree: Tree,
+        rule: Rule | None,
+        want: Want | None,
+        hold: bool = False,
+        commit_prev: tuple[Sequence[int], int | None] | None = None,
+        **options: int | None,
+    ) -> Ask:
+        settle = None if commit_prev is None else self._settle(*commit_prev)
+        fields: dict[str, Any] = {"tree": tree.body(), **given(options)}
         if rule is not None:
             fields["rule"] = rule
         if want is not None:
             fields["want"] = want.body()
-        return Ask("verify", fields, tree=tree)
+        if hold:
+            fields["commit"] = "hold"
+        ask = Ask("verify", fields, tree=tree, settle=settle)
+        ask.holds = hold or (rule or self.settings.sampling.rule) == "client"
+        _, pending = ask.before(self.tokens, self.pending)
+        if tree.tokens[0] != pending:
+            text = f"node 0 is token {tree.tokens[0]}, but {pending} is pending"
+            raise TreeError("pending-mismatch", text, 0)
+        tree.check(self.model.vocab, self.max_nodes, self.max_depth)
+        return ask
 
-    def verify(self, tree: Tree, rule: Rule | None, want: Want | None, **options: int | None) -> Flow[Round]:
-        return self.exclusive(self._round(self.ask_verify(tree, rule, want, **options)))
+    def _settle(self, path: Sequence[int], next_token: int | None) -> Settle:
+        if self.held is None:
+            raise RuntimeError("no round of this session is held")
+        return Settle.of(self.held, path, next_token)
+
+    def _ask_rollback(self, length: int, pending: int | None, **options: int | None) -> Ask:
+        if not 1 <= length <= len(self.tokens):
+            raise ValueError(f"rollback: a length from 1 to {len(self.tokens)}")
+        fields = given({"len": length, "pending": pending, **options})
+        return Ask("rollback", dict(fields), length=length, pending=pending)
+
+    def verify(
+        self,
+        tree: Tree,
+        rule: Rule | None,
+        want: Want | None,
+        hold: bool = False,
+        commit_prev: tuple[Sequence[int], int | None] | None = None,
+        **options: int | None,
+    ) -> Flow[Round]:
+        return self.exclusive(self._round(self.ask_verify(tree, rule, want, hold, commit_prev, **options)))
+
+    def commit(self, path: Sequence[int], next_token: int | None, **options: int | None) -> Flow[Round]:
+        settle = self._settle(path, next_token)
+        return self.exclusive(self._round(Ask("commit", dict(given(options)), settle=settle)))
+
+    def rollback(self, length: int, pending: int | None, **options: int | None) -> Flow[Round]:
+        return self.exclusive(self._round(self._ask_rollback(length, pending, **options)))
 
     def decode(self, max_tokens: int, **options: int | None) -> Flow[Round]:
-        return self.exclusive(self._round(Ask("decode", {"max_tokens": max_tokens, **_given(options)})))
+        return self.exclusive(self._round(Ask("decode", {"max_tokens": max_tokens, **given(options)})))
 
     def extend(self, tokens: Sequence[int], keep_pending: bool, **options: int | None) -> Flow[Round]:
         tokens = [int(token) for token in tokens]
-        fields = {**tokens_body(tokens), **_given(options)}
+        fields = {**tokens_body(tokens), **given(options)}
         return self.exclusive(self._round(Ask("extend", fields, tokens=tokens, keep_pending=keep_pending)))
 
     def round_body(self, ask: Ask) -> dict[str, Any]:
         """The round at the present state."""
-        body: dict[str, Any] = {
-            "seq": self.next_seq, "epoch": self.epoch, "expected_len": len(self.tokens),
-            "expected_digest": self.digest.hex(), **ask.fields,
-        }
+        body: dict[str, Any] = {"seq": self.next_seq, "epoch": self.epoch, **ask.fields}
+        if ask.kind == "commit":
+            assert ask.settle is not None
+            return {**ask.settle.body(), **body}  # its own number, not the held round's
+        added, _ = ask.before(self.tokens, self.pending)
+        body["expected_len"] = len(self.tokens) + len(added)
+        body["expected_digest"] = self.digest.copy().push(added).hex()
+        if ask.settle is not None:
+            body["commit_prev"] = ask.settle.body()
         if ask.keep_pending:
             body["keep_pending"] = True
         return body
 
     def _once(self, ask: Ask) -> Flow[Round]:
         """The round at the present state, retried unchanged; no recovery."""
+        self.unsure = self.next_seq if ask.holds else self.unsure
         answer = yield from call(self.context, "POST", f"{self.path}/{ask.kind}", self.round_body(ask))
         return self._take(ask, answer)
 
     def _take(self, ask: Ask, answer: Mapping[str, Any]) -> Round:
         """Check the answer against the client's own state, then move on. The state is untouched on an error."""
-        round = read_round(answer)
-        added = ask.committed(self.pending, round)
-        digest = self.digest.copy().push(added)
+        round = ask.read(answer, self.settings.sampling.rule)
+        if round.held != ask.holds:
+            raise ContractError(f"a round that is {'' if round.held else 'not '}held, unlike what was asked")
+        before, pending = ask.before(self.tokens, self.pending)
+        added = before + ask.added(pending, round)
+        behind = ask.pending_behind(self.tokens, pending, round)
+        kept = ask.kept(len(self.tokens))
+        digest = self.digest.copy()
+        if kept < len(self.tokens):
+            digest = Digest(self.model.model_id, self.settings.cache_salt).push(self.tokens[:kept])
+        digest.push(added)
         if round.seq != self.next_seq or answer.get("next_seq") != self.next_seq + 1:
             raise ContractError(f"answer of round {round.seq} to round {self.next_seq}")
-        if round.committed_len != len(self.tokens) + len(added):
-            raise ContractError(f"committed_len {round.committed_len}, not {len(self.tokens) + len(added)}")
+        if round.committed_len != kept + len(added):
+            raise ContractError(f"committed_len {round.committed_len}, not {kept + len(added)}")
         if round.digest != digest.hex():
             raise ContractError(f"digest {round.digest} is not the chain over the tokens, {digest.hex()}")
-        self.tokens += added
-        self.digest = digest
-        self.pending, self.finish = round.pending, round.finish
-        self.next_seq += 1
+        self.tokens[kept:] = added
+        self.prompt_len = min(self.prompt_len, kept)
+        self.digest, self.pending = digest, behind
+        self.held = Held(round.seq, ask.tree) if round.held and ask.tree is not None else None
+        self.finish = self.finish if round.held else round.finish
+        self.next_seq, self.unsure = self.next_seq + 1, 0
         self.lease_expires_at = str(answer.get("lease_expires_at", ""))
-        return round
+        return dataclasses.replace(round, pending=behind) if round.held and not round.accepted_nodes else round
 
     def _round(self, ask: Ask) -> Flow[Round]:
         context = self.context
         started, retries = context.clock(), context.retries
         recovered: Literal["resync", "resumed"] | None = None
         for left in range(RECOVERIES_MAX, -1, -1):
-            before = [*self.tokens, self.pending]
+            added, pending = ask.before(self.tokens, self.pending)
+            text = [*self.tokens, *added, pending]
             try:
                 round = yield from self._once(ask)
                 break
             except ProblemError as problem:
+                if problem.committed and ask.kind == "verify" and ask.settle is not None:
+                    self._settled(ask)
                 if left == 0:
                     raise
                 recovered = yield from self._recover(problem, ask)
-                missed = self._missed(before, ask, problem)
-            if missed:
+                missed = self._missed(text, ask, problem)
+            if missed is not None:
                 round = self._summary(missed)
                 break
         return dataclasses.replace(
             round, recovered=recovered, rtt_s=context.clock() - started, retries=context.retries - retries
         )
 
-    def _missed(self, before: list[int], ask: Ask, problem: ProblemError) -> list[int]:
-        """Tokens that the server is ahead of the text handed out; [] when the round should be sent again."""
+    def _settled(self, ask: Ask) -> None:
+        """A commit_prev counts by itself, also when the round that carried it failed."""
+        added, self.pending = ask.before(self.tokens, self.pending)
+        self.tokens += added
+        self.digest.push(added)
+        self.held, ask.settle = None, None
+
+    def _missed(self, text: list[int], ask: Ask, problem: ProblemError) -> list[int] | None:
+        """Tokens that the server is ahead of the text handed out; None when the round should be sent again."""
         now = [*self.tokens, self.pending]
-        if ask.kind == "extend":
-            if problem.code in _FORGOTTEN and "session_state" not in problem.body:
-                ask.keep_pending = ask.keep_pending and len(now) == len(before)
-                return []
-            if now == before:
-                return []
-            raise MovedError("the session had moved before the extend", problem)
-        if now[: len(before)] != before:
+        if ask.settle is not None:
+            if self.held is not None and self.held.seq == ask.settle.seq:
+                return None
+            if ask.kind == "verify":
+                ask.settle = None  # it is, or it went with its session
+        if ask.kind in ("extend", "rollback"):
+            if now == text or (problem.code in _FORGOTTEN and problem.session_state is None):
+                return None
+            raise MovedError(f"the session had moved before the {ask.kind}", problem)
+        if now[: len(text)] != text:
             raise MovedError("the server's text is not a continuation of the one handed out", problem)
-        return now[len(before) :]
+        return now[len(text) :] if ask.kind == "commit" or len(now) > len(text) else None
 
     def _summary(self, tokens: list[int]) -> Round:
         return Round(
@@ -288,17 +355,28 @@ class SessionCore:
         neither helps."""
         state = problem.session_state
         if problem.code in _FORGOTTEN and state is None:
-            yield from self.resume(ask.kind != "extend" or ask.keep_pending)
+            added, pending = ask.before(self.tokens, self.pending)
+            if ask.kind == "commit" and ask.settle is not None and ask.settle.next is not None:
+                added, pending = ask.settle.tokens, ask.settle.next
+            keep = ask.kind != "extend" or ask.keep_pending
+            yield from self.resume([*self.tokens, *added], pending if keep else None)
             return "resumed"
         if problem.code in _UNKNOWN_ROUND:
             yield from self._await_round()
             state = None
+        elif problem.code == "round-held":
+            if self.held is not None or state is None or state.get("held_seq") != self.unsure:
+                raise problem
         elif problem.code not in _ELSEWHERE and problem.code != "epoch-changed":
             raise problem
         if state is None or not self._adopt(state):
             state = yield from call(self.context, "GET", f"{self.path}?tail={TAIL_MAX}")
             if not self._adopt(state):
                 raise DesyncError("the server's tokens are not those of this client") from problem
+        held = state.get("held_seq")
+        if held is not None and self.held is None and held == self.unsure:
+            # a verify whose answer never came is held: nobody can choose from it, and nothing of it was handed out
+            yield from self._once(Ask("commit", {}, settle=Settle(int(held), [], [], None)))
         return "resync"
 
     def _await_round(self) -> Flow[None]:
@@ -320,7 +398,7 @@ class SessionCore:
                 str(state["session"]), str(state["epoch"]), int(state["pending"]), int(state["next_seq"]),
                 state["finish"], str(state["lease_expires_at"]),
             )
-            digest_hex = str(state["digest"])
+            digest_hex, held = str(state["digest"]), state.get("held_seq")
         except (KeyError, TypeError, ValueError) as error:
             raise ContractError(f"session_state: {error!r}") from error
         tokens = (self.tokens[: min(start, length)] + tail)[:length]
@@ -333,6 +411,9 @@ class SessionCore:
         if digest.hex() != digest_hex:
             return False
         self.tokens, self.digest = tokens, digest
+        self.prompt_len = min(self.prompt_len, length)
+        if self.held is not None and self.held.seq != held:
+            self.held = None
         self.id, self.epoch, self.pending, self.next_seq, self.finish, self.lease_expires_at = fresh
         return True
 
@@ -351,7 +432,11 @@ class SessionCore:
         path = f"{self.path}/rounds/{seq}?wait_ms={wait_ms}"
         answer = yield from call(self.context, "GET", path, wait_s=wait_ms / 1000)
         answer = answer.get("outcome", answer)  # a skipped round has none of its own
-        return None if answer.get("status") == "running" else read_round(answer)
+        if answer.get("status") == "running":
+            return None
+        if "timing_us" in answer:
+            return read_round(answer)
+        return read_commit(answer) if "accepted" in answer else read_rollback(answer, self.settings.sampling.rule)
 
     def fetch_logits(self, round: Round, rows: Rows | None, dtype: Dtype | None) -> Flow[Logits]:
         logits = round.logits
@@ -372,10 +457,8 @@ class SessionCore:
         """DELETE; an unknown id is fine."""
         if not self.closed:
             self.closed = True
-            try:
+            with contextlib.suppress(NotFoundError):
                 yield from call(self.context, "DELETE", self.path)
-            except NotFoundError:
-                pass
 
 
 def read_tensor(reply: Reply, nodes: np.ndarray[Any, np.dtype[np.int32]]) -> Logits:
@@ -392,104 +475,21 @@ def read_tensor(reply: Reply, nodes: np.ndarray[Any, np.dtype[np.int32]]) -> Log
     return Logits(nodes, (height, width), dtype, float_array(reply.content, dtype, (height, width)))
 
 
-def _given(options: Mapping[str, int | None]) -> dict[str, int]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def create(context: Context, tokens: Sequence[int], settings: Settings) -> Flow[SessionCore]:
-    """A session from a prompt."""
+def create(
+    context: Context, tokens: Sequence[int] | None, prefix: tuple[SessionCore, int | None] | None, settings: Settings
+) -> Flow[SessionCore]:
+    """A session from a prompt, or from the first tokens of another session (all that are committed)."""
     model = yield from fetch_model(context)
-    core = SessionCore(context, model, settings, [int(token) for token in tokens])
-    yield from core.open()
+    if (tokens is None) == (prefix is None):
+        raise ValueError("session: tokens or a prefix")
+    if prefix is None:
+        core = SessionCore(context, model, settings, [int(token) for token in tokens or ()])
+        yield from core.open()
+        return core
+    parent, length = prefix
+    length = len(parent.tokens) if length is None else length
+    if not 1 <= length <= len(parent.tokens):
+        raise ValueError(f"prefix: a length from 1 to {len(parent.tokens)}")
+    core = SessionCore(context, model, settings, parent.tokens[:length])
+    yield from core.open(parent.id)
     return core
-
-
-def one_shot(
-    context: Context, tokens: Sequence[int], tree: Tree, sampling: Sampling | None, want: Want | None,
-    deadline_ms: int | None,
-) -> Flow[Round]:
-    """POST /v1/verify: nothing is kept, so it may be repeated at will."""
-    body: dict[str, Any] = {**tokens_body(tokens), "tree": tree.body()}
-    if sampling is not None:
-        body["sampling"] = sampling.body()
-    if want is not None:
-        body["want"] = want.body()
-    if deadline_ms is not None:
-        body["deadline_ms"] = deadline_ms
-    started, retries = context.clock(), context.retries
-    answer = yield from call(context, "POST", "/v1/verify", body)
-    round = read_round(answer)
-    if tree.walk(round.accepted_tokens[1:]) != round.accepted_nodes:
-        raise ContractError(f"accepted {round.accepted_nodes} is not a path of the tree with these tokens")
-    return dataclasses.replace(round, rtt_s=context.clock() - started, retries=context.retries - retries)
-
-
-def score(
-    context: Context, tokens: Sequence[int] | None, tree: Tree, session: SessionCore | None, deadline_ms: int | None
-) -> Flow[F64]:
-    """POST /v1/score: behind a prefix or a session; nothing is committed."""
-    if (tokens is None) == (session is None):
-        raise ValueError("score: tokens or a session")
-    body: dict[str, Any] = {"session": session.id} if session is not None else tokens_body(tokens or ())
-    body["tree"] = tree.body()
-    if deadline_ms is not None:
-        body["deadline_ms"] = deadline_ms
-    answer = yield from call(context, "POST", "/v1/score", body)
-    scores = answer["logprobs"]
-    if len(scores) != len(tree) or scores[0] is not None:
-        raise ContractError(f"{len(scores)} scores for {len(tree)} nodes")
-    return np.array([np.nan, *(-np.inf if score is None else score for score in scores[1:])], dtype=np.float64)
-
-
-def batch(
-    context: Context, rounds: Sequence[tuple[SessionCore, Tree]], rule: Rule | None, want: Want | None
-) -> Flow[list[Round | ProblemError]]:
-    """POST /v1/verify:batch: a round of each session. Lost answers are repeated whole; an item that the server refused
-    is its exception, and that session stands where it stood."""
-    cores = [core for core, _ in rounds]
-    if len(set(map(id, cores))) != len(cores) or any(core.busy or core.closed for core in cores):
-        raise RuntimeError("batch: open sessions without another call, each once")
-    asks = [core.ask_verify(tree, rule, want) for core, tree in rounds]
-    for core in cores:
-        core.busy = True
-    try:
-        items = [{"session": core.id, **core.round_body(ask)} for core, ask in zip(cores, asks)]
-        answer = yield from call(context, "POST", "/v1/verify:batch", {"items": items})
-        results: list[Round | ProblemError] = []
-        for core, ask, item in zip(cores, asks, answer["items"], strict=True):
-            if "body" in item:
-                results.append(core._take(ask, item["body"]))
-            else:
-                results.append(problem_of(int(item["status"]), item["problem"]))
-        return results
-    finally:
-        for core in cores:
-            core.busy = False
-
-
-def parity(
-    context: Context, tokens: Sequence[int] | None, tree: Tree | None, session: SessionCore | None,
-    sampling: Sampling | None, strict: bool,
-) -> Flow[dict[str, Any]]:
-    """POST /v1/parity: a prefix and a tree, a session and a tree, or nothing for the built-in case."""
-    body: dict[str, Any] = {}
-    if (tree is None) != (tokens is None and session is None) or (tokens is not None and session is not None):
-        raise ValueError("parity: tokens and tree, session and tree, or neither")
-    if sampling is not None and tokens is None:
-        raise ValueError("parity: sampling goes with tokens")
-    if tree is not None:
-        body["tree"] = tree.body()
-    if tokens is not None:
-        body.update(tokens_body(tokens))
-    if session is not None:
-        body["session"] = session.id
-    if sampling is not None:
-        body["sampling"] = sampling.body()
-    return call(context, "POST", "/v1/parity" + ("?strict=1" if strict else ""), body)
-
-
-def read_ready(reply: Reply) -> dict[str, Any]:
-    """/readyz answers 200 or 503 with the same body; anything else is a problem."""
-    if reply.status == 503 and not reply.headers.get("content-type", "").startswith("application/problem"):
-        reply = Reply(200, reply.headers, reply.content)
-    return decode(reply)

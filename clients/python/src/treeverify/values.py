@@ -18,7 +18,7 @@ from .errors import ContractError
 
 Rows: TypeAlias = Literal["stop", "path", "all"] | Sequence[int]
 Dtype: TypeAlias = Literal["f32", "bf16", "f16"]
-Rule: TypeAlias = Literal["target_walk", "greedy", "ratio_wor", "typical"]
+Rule: TypeAlias = Literal["target_walk", "greedy", "ratio_wor", "typical", "client"]
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
 
@@ -63,8 +63,10 @@ def int_array(text: Any, shape: Sequence[int]) -> I32:
 @dataclass(frozen=True)
 class Sampling:
     """How the model draws. rule "target_walk", "greedy", "ratio_wor" (the tree says what its children were drawn from:
-    Tree.q) or "typical" (not lossless; typical is its (epsilon, delta), 0.09 and 0.3 by default); temperature 0..100 (below 1e-4 is greedy); top_k 0 is off;
-    top_p in (0, 1]; min_p in [0, 1]; seed an unsigned 64-bit integer, None lets the server pick one.
+    Tree.q), "typical" (not lossless; typical is its (epsilon, delta), 0.09 and 0.3 by default) or "client" (the server
+    draws nothing for a tree, every verify is held, and the caller says what to commit); temperature 0..100 (below 1e-4
+    is greedy); top_k 0 is off; top_p in (0, 1]; min_p in [0, 1]; seed an unsigned 64-bit integer, None lets the server
+    pick one.
 
     Under the first two rules the token at a position depends on prefix, parameters and seed only, never on the tree:
     the same seed gives the same text with any drafter.
@@ -203,8 +205,24 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Hint:
+    """What a server tells of the cost of trees: the number of nodes (node 0 counted) beyond which another one does not
+    pay, or None; microseconds of a verify by nodes, as measured; rounds that wait."""
+
+    max_useful_nodes: int | None
+    verify_us: tuple[tuple[int, int], ...]
+    queue_depth: int
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Hint:
+        most = body.get("max_useful_nodes")
+        costs = tuple((int(nodes), int(us)) for nodes, us in body.get("verify_us") or ())
+        return cls(None if most is None else int(most), costs, int(body.get("queue_depth", 0)))
+
+
+@dataclass(frozen=True)
 class Round:
-    """What one verify, decode, extend or one-shot gave.
+    """What one verify, decode, extend, commit, rollback or one-shot gave.
 
     new_tokens: what to append to the text; the last one is the model's own and is pending now. accepted_nodes /
     accepted_tokens: the path through the tree, node 0 first (empty for decode and extend). topk, logits: arrays, when
@@ -215,6 +233,9 @@ class Round:
     (the answer was put together from tokens that the server had committed before) or "resumed" (the session was made
     anew from the client's tokens): then accepted_nodes may be empty and what was wanted may be missing.
     seq is 0 for one-shot calls and for "resync".
+    held: nothing is committed yet; accepted_nodes, new_tokens and pending are what the rule proposes. Under rule "client"
+    it proposes nothing: both lists are empty, and pending is node 0's token still. hint: costs, from servers that tell.
+    A rollback has no new tokens, and nothing but seq, pending, committed_len, digest and finish says anything.
     """
 
     seq: int
@@ -242,6 +263,8 @@ class Round:
     recovered: Literal["resync", "resumed"] | None = None
     rtt_s: float = 0.0
     retries: int = 0
+    held: bool = False
+    hint: Hint | None = None
 
     @property
     def accept_len(self) -> int:
@@ -250,27 +273,16 @@ class Round:
 
 
 def read_round(answer: Mapping[str, Any], **more: Any) -> Round:
-    """A round from any of the three answers that have one. Unknown members are ignored, missing ones are a
-    ContractError."""
+    """A round from any answer that ran a model. Unknown members are ignored, missing ones are a ContractError."""
     try:
-        accepted = answer.get("accepted", {"nodes": [], "tokens": []})
         logprobs = None
         if "logprobs" in answer:
             logprobs = np.array([-np.inf if x is None else x for x in answer["logprobs"]], dtype=np.float64)
             if len(logprobs) != len(answer["new_tokens"]):
                 raise ContractError("logprobs: not one per new token")
         timing = answer["timing_us"]
-        return Round(
-            seq=int(answer.get("seq", 0)),
-            new_tokens=list(answer["new_tokens"]),
-            pending=int(answer["pending"]),
-            committed_len=int(answer["committed_len"]),
-            digest=str(answer["digest"]),
-            rule=str(answer["rule"]),
-            lossless=bool(answer["lossless"]),
-            finish=answer.get("finish"),
-            accepted_nodes=list(accepted["nodes"]),
-            accepted_tokens=list(accepted["tokens"]),
+        return _round(
+            answer,
             margin_min=answer["margin"]["min"],
             near_tie=bool(answer["margin"]["near_tie"]),
             topk=TopK.read(answer["topk"]) if "topk" in answer else None,
@@ -282,11 +294,48 @@ def read_round(answer: Mapping[str, Any], **more: Any) -> Round:
             depth=int(answer["stats"]["depth"]),
             accept_len_mean=float(answer["stats"]["accept_len_mean"]),
             timing=Timing(timing["queue"], timing["gpu"], timing["total"], timing["batch"]),
-            replayed=bool(answer.get("replayed", False)),
+            hint=Hint.read(answer["hint"]) if answer.get("hint") is not None else None,
             **more,
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ContractError(f"a round without what the contract says: {error!r}") from error
+
+
+def read_commit(answer: Mapping[str, Any]) -> Round:
+    """The answer of a commit: nothing was computed."""
+    try:
+        return _round(answer)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ContractError(f"a commit without what the contract says: {error!r}") from error
+
+
+def read_rollback(answer: Mapping[str, Any], rule: str) -> Round:
+    """The answer of a rollback, as a round without new tokens."""
+    try:
+        return _round({**answer, "rule": rule, "lossless": True, "new_tokens": []})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ContractError(f"a rollback without what the contract says: {error!r}") from error
+
+
+def _round(answer: Mapping[str, Any], **more: Any) -> Round:
+    held = answer.get("status") == "held"
+    nothing = held and answer["accepted"] is None  # rule client
+    accepted = {"nodes": [], "tokens": []} if nothing else answer.get("accepted", {"nodes": [], "tokens": []})
+    return Round(
+        seq=int(answer.get("seq", 0)),
+        new_tokens=[] if nothing else list(answer["new_tokens"]),
+        pending=-1 if nothing else int(answer["pending"]),
+        committed_len=int(answer["committed_len"]),
+        digest=str(answer["digest"]),
+        rule=str(answer["rule"]),
+        lossless=bool(answer["lossless"]),
+        finish=answer.get("finish"),
+        accepted_nodes=list(accepted["nodes"]),
+        accepted_tokens=list(accepted["tokens"]),
+        replayed=bool(answer.get("replayed", False)),
+        held=held,
+        **more,
+    )
 
 
 @dataclass(frozen=True)
