@@ -16,15 +16,11 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "fixed_pages.h"
 #include "verify/walk.h"
 
 /* Raw logit of the fixed token; every other token t has -t / 1000. */
 #define FIXED_LOGIT 10.0f
-
-struct tv_context {
-    int32_t len;
-    int32_t scratch; /* rows of a held round behind them */
-};
 
 /* What one round of the last verify call answered with. */
 struct answer {
@@ -120,6 +116,9 @@ static void fixed_context_close(struct tv_engine *engine, struct tv_context *con
     if (context == NULL) {
         return;
     }
+    if (engine->cache != NULL) { /* first: who counts contexts finds their pages given back */
+        tv_cache_seq_finish(engine->cache, &context->seq);
+    }
     (void)pthread_mutex_lock(&fixed->lock);
     fixed->contexts--;
     (void)pthread_mutex_unlock(&fixed->lock);
@@ -139,9 +138,12 @@ static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, 
     if (is_lost(engine)) {
         return -ENOTRECOVERABLE;
     }
+    int rc = tv_fixed_rows_settle(engine, context, NULL, 0);
+    if (rc == 0 && engine->cache != NULL) {
+        rc = tv_cache_truncate(engine->cache, &context->seq, len);
+    }
     context->len = len;
-    context->scratch = 0;
-    return 0;
+    return rc;
 }
 
 static int fixed_settle(struct tv_engine *engine, struct tv_context *context, const int32_t *nodes,
@@ -155,9 +157,7 @@ static int fixed_settle(struct tv_engine *engine, struct tv_context *context, co
             return -EINVAL;
         }
     }
-    context->len += count;
-    context->scratch = 0;
-    return 0;
+    return tv_fixed_rows_settle(engine, context, nodes, count);
 }
 
 static int fixed_fork(struct tv_engine *engine, const struct tv_context *context, int32_t len,
@@ -169,11 +169,32 @@ static int fixed_fork(struct tv_engine *engine, const struct tv_context *context
     if (is_lost(engine)) {
         return -ENOTRECOVERABLE;
     }
-    int rc = fixed_context_open(engine, ret_context);
-    if (rc == 0) {
-        (*ret_context)->len = len;
+    struct tv_context *fork = NULL;
+    int rc = fixed_context_open(engine, &fork);
+    if (rc == 0 && engine->cache != NULL) {
+        rc = tv_cache_fork(engine->cache, &context->seq, len, &fork->seq);
     }
+    if (rc != 0) {
+        fixed_context_close(engine, fork);
+        return rc;
+    }
+    fork->len = len;
+    *ret_context = fork;
+    return 0;
+}
+
+static int fixed_adopt(struct tv_engine *engine, struct tv_context *context,
+                       const struct tv_cache_key *keys, int32_t count)
+{
+    int rc = tv_cache_adopt(engine->cache, &context->seq, keys, count);
+    context->len = context->seq.len;
     return rc;
+}
+
+static void fixed_publish(struct tv_engine *engine, struct tv_context *context, int32_t first,
+                          const struct tv_cache_key *keys, int32_t count)
+{
+    tv_cache_publish(engine->cache, &context->seq, first, keys, count);
 }
 
 static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
@@ -189,21 +210,26 @@ static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
             return -EINVAL;
         }
     }
-    switch (enter(fixed)) {
-    case TV_OK:
-        break;
-    case TV_KV_FULL:
+    int rc = tv_fixed_rows_write(engine, context, tokens, count, ret_shortage);
+    if (rc != 0) {
+        return rc;
+    }
+    enum tv_code code = enter(fixed);
+    if (code != TV_OK) {
         *ret_shortage = (struct tv_cache_shortage){.pages_needed = 2, .pages_free = 1};
-        return -ENOSPC;
-    case TV_NUMERIC_FAULT:
-        return -EDOM;
-    default:
-        return is_lost(engine) ? -ENOTRECOVERABLE : -EIO;
+        (void)tv_fixed_rows_settle(engine, context, NULL, 0); /* giving back cannot fail */
+        return code == TV_KV_FULL         ? -ENOSPC
+               : code == TV_NUMERIC_FAULT ? -EDOM
+               : is_lost(engine)          ? -ENOTRECOVERABLE
+                                          : -EIO;
     }
     if (engine->between != NULL) {
         engine->between(engine->between_context);
     }
-    context->len += count;
+    rc = tv_fixed_rows_prefilled(engine, context, count);
+    if (rc != 0) {
+        return rc;
+    }
     if (rule != NULL) {
         struct tv_draw draw = fixed_draw(fixed, context->len);
         ret_drawn->token = draw.token;
@@ -287,7 +313,7 @@ static int fixed_round(struct fixed_engine *fixed, struct answer *answer,
 {
     if (in->score) {
         fixed_score(fixed, answer, in, out);
-        return 0;
+        return tv_fixed_rows_settle(&fixed->engine, in->context, NULL, 0);
     }
     int32_t len = in->context->len;
     struct tv_walk_result result = {0};
@@ -310,13 +336,15 @@ static int fixed_round(struct fixed_engine *fixed, struct answer *answer,
     out->nodes = answer->nodes;
     out->logprobs = answer->logprobs;
     out->end = result.end;
+    if (in->hold) {
+        in->context->scratch = in->tree->count;
+        return 0;
+    }
     if (in->commit) {
         (void)atomic_fetch_add_explicit(&fixed->commits, 1, memory_order_relaxed);
-        in->context->len += result.accepted_count;
-    } else if (in->hold) {
-        in->context->scratch = in->tree->count;
     }
-    return 0;
+    return tv_fixed_rows_settle(&fixed->engine, in->context, answer->nodes,
+                                in->commit ? result.accepted_count : 0);
 }
 
 static void slow_down(struct fixed_engine *fixed)
@@ -326,6 +354,41 @@ static void slow_down(struct fixed_engine *fixed)
     while (us > 0 && nanosleep(&left, &left) != 0) {
         /* a signal came: the rest of the time is in left */
     }
+}
+
+static int verify_one(struct fixed_engine *fixed, struct answer *answer,
+                      const struct tv_round_in *in, struct tv_round_out *out)
+{
+    const struct tv_engine *engine = &fixed->engine;
+    const struct tv_tree *tree = in->tree;
+    if (tree->count < 1 || tree->count > engine->nodes_max || in->top_k > engine->vocab ||
+        in->top_k > TV_WANT_TOP_K_MAX || in->context->scratch != 0) {
+        return -EINVAL; /* a held round is settled before another runs */
+    }
+    int rc = tv_fixed_rows_write(engine, in->context, tree->tokens, tree->count, &out->shortage);
+    if (rc != 0 && rc != -ENOSPC) {
+        return rc;
+    }
+    int full = rc == -ENOSPC;
+    out->code = enter(fixed);
+    if (out->code == TV_KV_FULL) {
+        out->shortage = (struct tv_cache_shortage){.pages_needed = 2, .pages_free = 1};
+    }
+    if (out->code == TV_OK && in->context->len > engine->max_len - 1 - tree->depth) {
+        out->code = TV_CONTEXT_FULL;
+    }
+    if (out->code != TV_OK) {
+        (void)snprintf(out->detail, sizeof out->detail, "fixed engine: planned failure");
+    } else if (full) {
+        out->code = TV_KV_FULL;
+        (void)snprintf(out->detail, sizeof out->detail, "no pages for %d rows", tree->count);
+    } else {
+        rc = fixed_round(fixed, answer, in, out);
+    }
+    if (!full && (rc != 0 || out->code != TV_OK)) {
+        (void)tv_fixed_rows_settle(engine, in->context, NULL, 0); /* giving back cannot fail */
+    }
+    return full ? 0 : rc;
 }
 
 static int fixed_verify(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
@@ -339,27 +402,8 @@ static int fixed_verify(struct tv_engine *engine, const struct tv_round_in *in, 
     (void)atomic_fetch_add_explicit(&fixed->launches, 1, memory_order_relaxed);
     slow_down(fixed);
     for (int32_t i = 0; i < count; i++) {
-        const struct tv_tree *tree = in[i].tree;
         memset(&out[i], 0, sizeof out[i]);
-        out[i].code = enter(fixed);
-        if (tree->count < 1 || tree->count > engine->nodes_max || in[i].top_k > engine->vocab ||
-            in[i].top_k > TV_WANT_TOP_K_MAX) {
-            return -EINVAL;
-        }
-        if (out[i].code == TV_KV_FULL) {
-            out[i].shortage = (struct tv_cache_shortage){.pages_needed = 2, .pages_free = 1};
-        }
-        if (in[i].context->scratch != 0) {
-            return -EINVAL; /* a held round is settled before another runs */
-        }
-        if (out[i].code == TV_OK && in[i].context->len > engine->max_len - 1 - tree->depth) {
-            out[i].code = TV_CONTEXT_FULL;
-        }
-        if (out[i].code != TV_OK) {
-            (void)snprintf(out[i].detail, sizeof out[i].detail, "fixed engine: planned failure");
-            continue;
-        }
-        int rc = fixed_round(fixed, &fixed->answers[i], &in[i], &out[i]);
+        int rc = verify_one(fixed, &fixed->answers[i], &in[i], &out[i]);
         if (rc != 0) {
             return rc;
         }
@@ -384,6 +428,10 @@ static void fixed_destroy(struct tv_engine *engine)
     if (fixed == NULL) {
         return;
     }
+    tv_cache_destroy(engine->cache);
+    if (engine->kernels != NULL) {
+        engine->kernels->destroy(engine->kernels);
+    }
     for (int32_t i = 0; fixed->answers != NULL && i < engine->requests_max; i++) {
         free(fixed->answers[i].nodes);
         free(fixed->answers[i].logprobs);
@@ -406,6 +454,8 @@ static const struct tv_engine_ops fixed_ops = {
     .truncate = fixed_truncate,
     .settle = fixed_settle,
     .fork = fixed_fork,
+    .adopt = fixed_adopt,
+    .publish = fixed_publish,
     .prefill = fixed_prefill,
     .verify = fixed_verify,
     .self_test = fixed_self_test,
@@ -459,9 +509,10 @@ int tv_fixed_engine_create(const struct tv_fixed_engine_params *params,
     for (int32_t token = 0; token < params->vocab; token++) {
         fixed->base_sum += exp((double)base_logit(token));
     }
-    int rc = -ENOMEM;
+    int rc = tv_fixed_pages_take(&fixed->engine, params);
     fixed->answers = calloc((size_t)params->requests_max, sizeof *fixed->answers);
-    if (fixed->answers == NULL) {
+    if (rc != 0 || fixed->answers == NULL) {
+        rc = rc != 0 ? rc : -ENOMEM;
         goto fail;
     }
     for (int32_t i = 0; i < params->requests_max; i++) {

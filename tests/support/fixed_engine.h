@@ -18,6 +18,10 @@ struct tv_fixed_engine_params {
     int32_t nodes_max;    /* nodes of one tree */
     int32_t requests_max; /* rounds of one verify call */
     int32_t prefill_rows; /* largest slice */
+    /* > 0: contexts keep their rows in a pool of so many pages, with reuse of prefixes, rows of
+     * rounds included; each row is one f32, its token. 0: a length is all they have. */
+    int64_t pages;
+    int32_t page_size;
 };
 
 /* 0, -EINVAL or -ENOMEM. Destroy through engine->ops->destroy. */
@@ -44,5 +48,7 @@ void tv_fixed_engine_break(struct tv_engine *engine, int broken);
 int64_t tv_fixed_engine_launches(struct tv_engine *engine);
 int64_t tv_fixed_engine_commits(struct tv_engine *engine);
 int32_t tv_fixed_engine_contexts(struct tv_engine *engine);
+/* Where a context's rows are, with pages; not while the worker uses it. */
+const struct tv_cache_seq *tv_fixed_engine_seq(const struct tv_context *context);
 
 #endif

@@ -19,8 +19,18 @@
 
 void fixture_start(struct fixture *fixture)
 {
-    struct tv_fixed_engine_params params = {
-        .vocab = 307, .max_len = 512, .nodes_max = 64, .requests_max = 4, .prefill_rows = 16};
+    fixture_start_pages(fixture, 0);
+}
+
+void fixture_start_pages(struct fixture *fixture, int64_t pages)
+{
+    struct tv_fixed_engine_params params = {.vocab = 307,
+                                            .max_len = 512,
+                                            .nodes_max = 64,
+                                            .requests_max = 4,
+                                            .prefill_rows = 16,
+                                            .pages = pages,
+                                            .page_size = 16};
     struct tv_config *config = &fixture->config;
     memset(fixture, 0, sizeof *fixture);
     (void)snprintf(config->backend, sizeof config->backend, "cpu");

@@ -21,6 +21,8 @@ struct fixture {
 
 /* vocab 307, context 512, trees of 64 nodes, 4 rounds a launch, slices of 16. */
 void fixture_start(struct fixture *fixture);
+/* The same, and contexts have their rows in so many pages of 16. */
+void fixture_start_pages(struct fixture *fixture, int64_t pages);
 void fixture_stop(struct fixture *fixture);
 /* cmocka setup and teardown around them; *state is a struct fixture. */
 int fixture_setup(void **state);
