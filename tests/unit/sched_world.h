@@ -15,8 +15,8 @@
 #define LEN_MAX   400 /* who is longer is closed; the model ends at 512 */
 #define LEN_ROOM  512
 #define PAGES     40 /* fewer than all sessions may want */
-#define PAGE      16  /* rows of one */
-#define NODES     24  /* of the trees here */
+#define PAGE      16 /* rows of one */
+#define NODES     24 /* of the trees here */
 #define VOCAB     307
 #define BODY      1536
 #define SECOND_US INT64_C(1000000)
