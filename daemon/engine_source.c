@@ -1,7 +1,8 @@
 /*
  * engine_source.c - the engine of the shipped daemon: backend, checkpoint, cache, self-test.
  *
- * Owns which sizes are taken at start. Refuses a backend that is not there; nothing falls back.
+ * Owns which sizes are taken at start, and says where a device's memory went. Refuses a backend
+ * that is not there; nothing falls back.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 
 #include "base/log.h"
 #include "cache/cache.h"
+#include "device_memory.h"
 #include "kernels/kernels.h"
 #include "main.h"
 #include "model/model.h"
@@ -19,6 +21,16 @@
 #define SEQUENCE_ROWS      64  /* that must fit beside the self-test's, or no session could live */
 #define PREFILL_ROWS_HOST  64  /* rows of a prefill pass: what keeps a processor busy */
 #define PREFILL_ROWS_APART 512 /* and a device with memory of its own */
+
+/* Of a device with memory of its own; *ret_free stays where that is the host's. */
+static void memory_look(const struct tv_kernels *kernels, struct tv_device_memory *memory,
+                        size_t *ret_free)
+{
+    if (kernels->device_memory != NULL) {
+        /* a device that does not answer fails at the next call that matters */
+        (void)kernels->device_memory(kernels, ret_free, &memory->total);
+    }
+}
 
 static int open_kernels(const struct tv_config *config, struct tv_kernels **ret_kernels,
                         char *error, size_t error_bytes)
@@ -46,7 +58,8 @@ static int open_kernels(const struct tv_config *config, struct tv_kernels **ret_
 }
 
 static int open_model(const struct tv_config *config, struct tv_kernels *kernels,
-                      struct tv_model **ret_model, char *error, size_t error_bytes)
+                      struct tv_device_memory *memory, struct tv_model **ret_model, char *error,
+                      size_t error_bytes)
 {
     struct tv_model_error refusal = {.text = ""};
     int32_t prefill_rows = kernels->host_memory ? PREFILL_ROWS_HOST : PREFILL_ROWS_APART;
@@ -61,7 +74,13 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
         return TV_EXIT_DRAINED;
     }
     if (rc == -ENOMEM) {
-        (void)snprintf(error, error_bytes, "model %.200s: no memory for it", config->model);
+        char needs[200] = "";
+        if (memory->total > 0) {
+            (void)snprintf(needs, sizeof needs, "; %zu of the device's %zu MiB were free",
+                           memory->begun >> 20, memory->total >> 20);
+        }
+        (void)snprintf(error, error_bytes, "model %.200s: no memory for it%s", config->model,
+                       needs);
         return TV_EXIT_NO_MEMORY;
     }
     (void)snprintf(error, error_bytes, "model %.200s: %.380s", config->model,
@@ -71,9 +90,41 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
                                     : TV_EXIT_CHECKPOINT;
 }
 
+/* What the engine takes on a device behind the pages. */
+static size_t engine_bytes(const struct tv_kernels *kernels, const struct tv_model *model)
+{
+    const struct tv_model_config *shape = tv_model_config(model);
+    const struct tv_draw_args draws = {.rows = tv_model_options(model)->rows_max,
+                                       .vocab = shape->vocab};
+    size_t picks = (size_t)draws.rows * (TV_WANT_TOP_K_MAX * 8 + 128);
+    return kernels->draw_workspace(kernels, &draws) + picks +
+           tv_device_memory_graphs(tv_model_record_count(model), shape->layers);
+}
+
+/* The pool's size where no option says it. */
+static int64_t pages_default(const struct tv_config *config, const struct tv_kernels *kernels,
+                             const struct tv_model *model, const struct tv_device_memory *memory,
+                             int64_t per_sequence)
+{
+    const struct tv_model_config *shape = tv_model_config(model);
+    if (kernels->device_memory == NULL) {
+        return DEFAULT_SEQUENCES * per_sequence;
+    }
+    size_t row = (size_t)(shape->kv_lora + shape->rope_dim) * tv_dtype_size(config->kv_dtype);
+    const struct tv_device_room room = {
+        .free_bytes = memory->loaded,
+        .reserve_bytes = (size_t)config->device_reserve,
+        .graphs_bytes = engine_bytes(kernels, model),
+        .page_bytes = row * (size_t)config->page_size * (size_t)shape->layers,
+        .page_size = config->page_size,
+        .share = config->pages_share,
+    };
+    return tv_device_memory_pages(&room);
+}
+
 static int open_cache(const struct tv_config *config, struct tv_kernels *kernels,
-                      const struct tv_model *model, struct tv_cache **ret_cache, char *error,
-                      size_t error_bytes)
+                      const struct tv_model *model, const struct tv_device_memory *memory,
+                      struct tv_cache **ret_cache, char *error, size_t error_bytes)
 {
     const struct tv_model_config *shape = tv_model_config(model);
     int64_t page = config->page_size;
@@ -89,6 +140,16 @@ static int open_cache(const struct tv_config *config, struct tv_kernels *kernels
                        (long long)page);
         return TV_EXIT_CONFIG;
     }
+    int64_t pages = config->pages > 0 ? config->pages
+                                      : pages_default(config, kernels, model, memory, per_sequence);
+    if (pages < least) {
+        char parts[300];
+        tv_device_memory_text(memory, parts, sizeof parts);
+        (void)snprintf(error, error_bytes,
+                       "the device has room for %lld KV pages, %lld are needed; %s",
+                       (long long)pages, (long long)least, parts);
+        return TV_EXIT_NO_MEMORY;
+    }
     static const enum tv_cache_prefix prefixes[] = {
         [TV_PREFIX_CACHE_OFF] = TV_CACHE_PREFIX_OFF,
         [TV_PREFIX_CACHE_ON] = TV_CACHE_PREFIX_EXACT,
@@ -99,7 +160,7 @@ static int open_cache(const struct tv_config *config, struct tv_kernels *kernels
         .page_size = config->page_size,
         .row_dim = shape->kv_lora + shape->rope_dim,
         .dtype = config->kv_dtype,
-        .pages = config->pages > 0 ? config->pages : DEFAULT_SEQUENCES * per_sequence,
+        .pages = pages,
         .poison = config->poison,
         .prefix = prefixes[config->prefix_cache],
     };
@@ -130,27 +191,58 @@ static int open_engine(struct tv_kernels *kernels, struct tv_model *model, struc
     return rc;
 }
 
+static void device_log(const struct tv_kernels *kernels)
+{
+    char text[600];
+    tv_device_memory_describe(kernels, text, sizeof text);
+    if (text[0] != '\0') {
+        tv_log(TV_LOG_INFO, "device %s", text);
+    }
+}
+
+/* The table of parts, once everything is taken. */
+static void memory_log(const struct tv_engine *engine, struct tv_device_memory *memory)
+{
+    const struct tv_cache_params *params = tv_cache_params(engine->cache);
+    char text[300];
+    memory_look(engine->kernels, memory, &memory->ready);
+    if (memory->total == 0) {
+        return;
+    }
+    memory->weights = (size_t)tv_model_bytes(engine->model);
+    memory->pages = (size_t)params->pages * (size_t)params->page_size * (size_t)params->row_dim *
+                    tv_dtype_size(params->dtype) * (size_t)params->layers;
+    tv_device_memory_text(memory, text, sizeof text);
+    tv_log(TV_LOG_INFO, "device memory %s", text);
+}
+
 int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_engine, char *error,
                         size_t error_bytes)
 {
     struct tv_kernels *kernels = NULL;
     struct tv_model *model = NULL;
     struct tv_cache *cache = NULL;
+    struct tv_device_memory memory = {0};
     char detail[300] = "";
     int code = open_kernels(config, &kernels, error, error_bytes);
     if (code == TV_EXIT_DRAINED) {
-        code = open_model(config, kernels, &model, error, error_bytes);
+        device_log(kernels);
+        memory_look(kernels, &memory, &memory.begun);
+        code = open_model(config, kernels, &memory, &model, error, error_bytes);
     }
     if (code == TV_EXIT_DRAINED) {
-        code = open_cache(config, kernels, model, &cache, error, error_bytes);
+        memory_look(kernels, &memory, &memory.loaded);
+        code = open_cache(config, kernels, model, &memory, &cache, error, error_bytes);
     }
     if (code == TV_EXIT_DRAINED) {
+        memory_look(kernels, &memory, &memory.pooled);
         int rc = open_engine(kernels, model, cache, ret_engine, detail, sizeof detail);
         if (rc == 0) {
             tv_log(TV_LOG_INFO, "model %s (%s, %d layers) on %s %s, %lld pages of %d rows",
                    tv_model_name(model), tv_model_config(model)->architecture,
                    tv_model_config(model)->layers, kernels->name, kernels->variant,
                    (long long)tv_cache_params(cache)->pages, config->page_size);
+            memory_log(*ret_engine, &memory);
             return TV_EXIT_DRAINED;
         }
         if (rc == -EDOM) {

@@ -39,6 +39,8 @@ static void defaults(struct tv_config *config)
         .admin_host = "",
         .admin_port = -1,
         .page_size = 64,
+        .device_reserve = (int64_t)512 << 20,
+        .pages_share = 1.0,
         .kv_dtype = TV_F32,
         .prefix_cache = TV_PREFIX_CACHE_ON,
         .max_nodes = TV_NODES_DEFAULT,
@@ -266,6 +268,9 @@ static int check_whole(struct tv_config *config, char *error, size_t error_bytes
     }
     if (config->drain_max_s < config->drain_grace_s) {
         return fail(error, error_bytes, -EBADMSG, "", "drain_max_s", "is below drain_grace_s");
+    }
+    if (config->pages_share <= 0.0) {
+        return fail(error, error_bytes, -EBADMSG, "", "pages_share", "is 0: no page could be had");
     }
     if (config->body_bytes_large < config->body_bytes) {
         return fail(error, error_bytes, -EBADMSG, "", "body_bytes_large", "is below body_bytes");

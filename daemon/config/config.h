@@ -28,7 +28,9 @@ struct tv_config {
     char admin_host[64];
     int32_t admin_port; /* default listen_port + 1 (0 when that is 0) */
     int32_t page_size;
-    int64_t pages; /* 0: enough for 8 sequences of max_len */
+    int64_t pages; /* 0: what a device has room for, else enough for 8 sequences of max_len */
+    int64_t device_reserve; /* bytes of a device that stay free when pages is 0 */
+    double pages_share;     /* of what is left then; in (0, 1] */
     int has_kv_dtype;
     enum tv_dtype kv_dtype; /* default f32 on cpu, bf16 on cuda */
     int prefix_cache;       /* TV_PREFIX_CACHE_... */

@@ -365,10 +365,14 @@ static const struct tv_option table[] = {
     {"page_size", "16|32|64|128", "KV rows in a page", parse_page_size, print_i32, AT(page_size), 0,
      128},
     {"pages", "N",
-     "KV pages in the pool: at least the self-test's 40 rows and a sequence of 64; 0: eight "
-     "sequences "
-     "of max_len",
+     "KV pages in the pool: at least the self-test's 40 rows and a sequence of 64; 0: on cuda what "
+     "the device has room for (device_reserve, pages_share), on cpu eight sequences of max_len",
      parse_i64, print_i64, AT(pages), 0, INT32_MAX},
+    BYTES("device_reserve", device_reserve, 0, (int64_t)1 << 40,
+          "bytes of a device's memory that stay free when pages is 0; below 512 MiB a driver may "
+          "run short"),
+    {"pages_share", "P", "share of a device's memory, as it is left then, that pages take",
+     parse_probability, print_probability, AT(pages_share), 0, 0},
     {"kv_dtype", "f32|bf16", "element type of KV rows; default f32 on cpu, bf16 on cuda",
      parse_kv_dtype, print_kv_dtype, AT(kv_dtype), 0, 0},
     {"prefix_cache", "on|off|rounds",

@@ -127,6 +127,8 @@ int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
 /* Let a backend that can do so record the verify passes over this cache, once, at the start: later
  * passes without a hook are replays. The cache outlives the last pass, not the model. */
 int tv_model_record(struct tv_model *model, struct tv_cache *cache);
+/* How many passes that records; 0 where the backend gains nothing by it. */
+int64_t tv_model_record_count(const struct tv_model *model);
 /* One expanded pass over `count` (<= rows_max) tokens that follow the committed rows; the sequence
  * has them reserved; the caller commits. *ret_logits: device [1, vocab] of the last token, or
  * pass NULL to skip the head. */

@@ -25,6 +25,35 @@ static int32_t rows_next(int32_t rows, int32_t count)
     return rows < ROWS_EACH ? rows + 1 : rows + step;
 }
 
+static int32_t rows_first(int32_t count)
+{
+    int32_t rows = count == 1 ? 1 : ROWS_SEVERAL;
+    while (rows < count) {
+        rows = rows_next(rows, count);
+    }
+    return rows;
+}
+
+static int32_t count_max(const struct tv_model *model)
+{
+    const struct tv_model_options *options = &model->options;
+    return options->requests_max < options->rows_max ? options->requests_max : options->rows_max;
+}
+
+int64_t tv_model_record_count(const struct tv_model *model)
+{
+    int64_t recordings = 0;
+    for (int32_t count = 1; model->kernels->record_begin != NULL && count <= count_max(model);
+         count++) {
+        recordings++; /* the last one, of rows_max */
+        for (int32_t rows = rows_first(count); rows < model->options.rows_max;
+             rows = rows_next(rows, count)) {
+            recordings++;
+        }
+    }
+    return recordings;
+}
+
 static int recording_add(struct tv_model *model, struct tv_cache *cache, int32_t rows,
                          int32_t count)
 {
@@ -54,13 +83,8 @@ int tv_model_record(struct tv_model *model, struct tv_cache *cache)
     }
     tv_model_recordings_free(model);
     model->recorded = cache;
-    int32_t count_max =
-        options->requests_max < options->rows_max ? options->requests_max : options->rows_max;
-    for (int32_t count = 1; count <= count_max; count++) {
-        int32_t rows = count == 1 ? 1 : ROWS_SEVERAL;
-        while (rows < count) {
-            rows = rows_next(rows, count);
-        }
+    for (int32_t count = 1; count <= count_max(model); count++) {
+        int32_t rows = rows_first(count);
         for (int last = 0; !last; rows = rows_next(rows, count)) {
             last = rows >= options->rows_max;
             int err = recording_add(model, cache, last ? options->rows_max : rows, count);

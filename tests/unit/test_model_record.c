@@ -287,6 +287,7 @@ static void test_shapes(void **state)
     fixture_open(&fixture, 3);
     assert_int_equal(recorded_rows(&fixture, 1, 1), 0);
     assert_int_equal(tv_model_record(fixture.model, fixture.cache), 0);
+    assert_int_equal(tv_model_record_count(fixture.model), live); /* as a device's memory plans */
     for (int32_t rows = 1; rows <= 16; rows++) {
         assert_int_equal(recorded_rows(&fixture, rows, 1), rows);
     }
