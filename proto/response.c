@@ -184,6 +184,17 @@ static void write_stats(struct tv_buf *buf, const struct tv_round *round)
     tv_write_raw(buf, "}");
 }
 
+static void write_hint(struct tv_buf *buf, const struct tv_hint *hint)
+{
+    tv_write_raw(buf, ",\"hint\":{\"max_useful_nodes\":");
+    tv_write_int(buf, hint->max_useful_nodes);
+    tv_write_raw(buf, ",\"verify_us\":");
+    tv_write_curve(buf, hint->verify_us, hint->verify_us_count);
+    tv_write_raw(buf, ",\"queue_depth\":");
+    tv_write_int(buf, hint->queue_depth);
+    tv_write_raw(buf, "}");
+}
+
 /* Members of verify, extend, decode and the one-shot call from "accepted" to "digest". */
 static void write_outcome(struct tv_buf *buf, const struct tv_round *round)
 {
@@ -332,6 +343,9 @@ void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int repla
         write_margin(buf, round);
         write_wanted(buf, round);
         write_stats(buf, round);
+    }
+    if (round->hint != NULL) {
+        write_hint(buf, round->hint);
     }
     tv_write_raw(buf, ",\"lease_expires_at\":");
     tv_write_time(buf, round->lease_expires_unix_ms);

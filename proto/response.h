@@ -86,6 +86,14 @@ struct tv_shadow_block {
     const char *skipped; /* why there is no result when it did not run; static text, or NULL */
 };
 
+/* How large trees are worth it here. */
+struct tv_hint {
+    int32_t max_useful_nodes;
+    int32_t queue_depth; /* calls that wait */
+    int32_t verify_us_count;
+    const int64_t (*verify_us)[2]; /* as in struct tv_model_info */
+};
+
 /* The answer of create, fork, verify, extend, decode, rollback and the one-shot verify: `kind` says
  * which members the encoder writes. Arrays are the caller's and outlive the call. */
 struct tv_round {
@@ -120,6 +128,7 @@ struct tv_round {
     double accept_len_mean;
     int64_t queue_us, gpu_us, total_us;
     int32_t batch;
+    const struct tv_hint *hint; /* verify; NULL: none */
     int64_t lease_expires_unix_ms;
 };
 

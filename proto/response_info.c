@@ -61,6 +61,18 @@ static void write_limits(struct tv_buf *buf, const struct tv_limits_info *limits
     tv_write_raw(buf, "}");
 }
 
+void tv_write_curve(struct tv_buf *buf, const int64_t (*points)[2], int32_t count)
+{
+    int32_t i;
+
+    tv_write_raw(buf, "[");
+    for (i = 0; i < count; i++) {
+        tv_buf_printf(buf, "%s[%lld,%lld]", i > 0 ? "," : "", (long long)points[i][0],
+                      (long long)points[i][1]);
+    }
+    tv_write_raw(buf, "]");
+}
+
 /* What a client may rely on; strings are only ever added. */
 static void write_features(struct tv_buf *buf)
 {
@@ -71,14 +83,12 @@ static void write_features(struct tv_buf *buf)
                  "\"renew\",\"oneshot\",\"score\",\"batch\","
                  "\"tokens_b64\",\"want.top_k\",\"want.logprobs\",\"want.logits\","
                  "\"want.logits.fetch\",\"want.shadow\",\"parity\",\"prefix\",\"if\","
-                 "\"alternatives\",\"commit\"]"
+                 "\"alternatives\",\"commit\",\"hint\"]"
                  ",\"logits\":\"raw\",\"logprobs\":\"filtered\",\"noise\":");
 }
 
 void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info)
 {
-    int32_t i;
-
     tv_write_raw(buf, "{\"name\":");
     tv_write_text(buf, info->name);
     write_string(buf, "architecture", info->architecture);
@@ -108,18 +118,9 @@ void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info)
     write_limits(buf, &info->limits);
     write_features(buf);
     tv_write_real(buf, info->noise);
-    tv_write_raw(buf, ",\"verify_us\":[");
-    for (i = 0; i < info->verify_us_count; i++) {
-        if (i > 0) {
-            tv_write_raw(buf, ",");
-        }
-        tv_write_raw(buf, "[");
-        tv_write_int(buf, info->verify_us[i][0]);
-        tv_write_raw(buf, ",");
-        tv_write_int(buf, info->verify_us[i][1]);
-        tv_write_raw(buf, "]");
-    }
-    tv_write_raw(buf, "],\"taps\":[],\"synthetic\":null,\"versions\":{\"treeverify\":");
+    tv_write_raw(buf, ",\"verify_us\":");
+    tv_write_curve(buf, info->verify_us, info->verify_us_count);
+    tv_write_raw(buf, ",\"taps\":[],\"synthetic\":null,\"versions\":{\"treeverify\":");
     tv_write_text(buf, info->version);
     write_string(buf, "kernels", info->kernels_variant);
     write_string(buf, "http", info->http_library);

@@ -33,6 +33,8 @@ void tv_write_base64_ints(struct tv_buf *buf, const int32_t *data, int64_t count
 void tv_write_sampling(struct tv_buf *buf, const struct tv_sampling_state *sampling);
 void tv_write_finish(struct tv_buf *buf, enum tv_finish finish);
 void tv_write_kernel(struct tv_buf *buf, const struct tv_parity_kernel *kernel);
+/* The cost curve: [[nodes, microseconds], ..]. */
+void tv_write_curve(struct tv_buf *buf, const int64_t (*points)[2], int32_t count);
 void tv_write_state(struct tv_buf *buf, const struct tv_session_state *state);
 
 #endif

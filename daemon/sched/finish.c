@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "sched/hint.h"
 #include "sched/job.h"
 
 void tv_sched_job_close(struct tv_sched *sched, struct job *job)
@@ -253,6 +254,27 @@ static int ends_tree(const struct job *job)
     return (job->round.kind == TV_CALL_VERIFY && !job->hold) || job->round.kind == TV_CALL_COMMIT;
 }
 
+/* With the lock: what this verify adds to what is known of its session, and what follows. */
+static void hint_make(const struct tv_sched *sched, struct job *job)
+{
+    struct tv_hint *hint = &job->blocks.hint;
+    int64_t(*curve)[2] = job->blocks.hint_curve;
+    job->drafts = job->session->drafts;
+    tv_session_drafts_ran(&job->drafts, job->launch_start_us, job->launch_end_us);
+    if (!job->hold) {
+        tv_session_drafts_take(&job->drafts, tv_request_tree(&job->call->request, job->alternative),
+                               job->round.accepted_nodes, job->round.accepted_count,
+                               job->end.finish);
+    }
+    hint->verify_us_count = tv_sched_curve_read(sched->curve, curve);
+    hint->verify_us = (const int64_t(*)[2])curve;
+    hint->queue_depth = sched->queue_count;
+    hint->max_useful_nodes =
+        tv_sched_hint_nodes(&job->drafts, hint->verify_us, hint->verify_us_count,
+                            sched->limits.tree.nodes_max, sched->limits.tree.depth_max);
+    job->round.hint = hint;
+}
+
 /* What is known of the round only now. */
 static void round_complete(struct tv_sched *sched, struct job *job)
 {
@@ -260,6 +282,9 @@ static void round_complete(struct tv_sched *sched, struct job *job)
     struct tv_round *round = &job->round;
     tv_sched_lock(sched);
     int32_t lease_s = tv_sched_job_lease(job); /* who joins after this adds to it */
+    if (round->kind == TV_CALL_VERIFY) {
+        hint_make(sched, job);
+    }
     tv_sched_unlock(sched);
     memcpy(round->epoch, sched->table.epoch, sizeof round->epoch);
     memcpy(round->digest, job->digest.bytes, sizeof round->digest);
@@ -314,6 +339,9 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
         parent_let_go(sched, job);
         job->session = NULL;
         return;
+    }
+    if (job->round.kind == TV_CALL_VERIFY) {
+        session->drafts = job->drafts;
     }
     if (ends_tree(job)) {
         session->verify_rounds++;

@@ -27,7 +27,8 @@
 #define TV_SCHED_STALL_S 4
 #define TV_SCHED_CALL_S  30
 /* Answers beside inline blocks: a decode of 1,024 tokens, a list of every session, a tail. */
-#define TV_SCHED_REPLY_BYTES (8u << 20)
+#define TV_SCHED_REPLY_BYTES  (8u << 20)
+#define TV_SCHED_CURVE_POINTS 11 /* 1, 2, 4 .. 1024 nodes */
 
 enum job_stage {
     JOB_QUEUED,
@@ -49,6 +50,8 @@ struct job_blocks {
     char href[96];
     struct tv_session_fetch *fetch;
     struct tv_shadow_block shadow;
+    struct tv_hint hint;
+    int64_t hint_curve[TV_SCHED_CURVE_POINTS][2];
 };
 
 /* A parity comparison's copy of the fast result. */
@@ -90,7 +93,8 @@ struct job {
 
     int64_t deadline_us; /* the latest of its calls'; INT64_MAX: none; guarded by the lock */
     int64_t queue_us, gpu_us;
-    int32_t batch; /* largest launch it was part of */
+    int64_t launch_start_us, launch_end_us; /* of its last launch */
+    int32_t batch;                          /* largest launch it was part of */
 
     int32_t *tokens; /* prefill: the request's, or owned when keep_pending put one before */
     int owns_tokens;
@@ -108,6 +112,8 @@ struct job {
     int has_margin;
     float margin_min;
     struct tv_round round; /* the answer, as far as it is known */
+    struct tv_session_drafts
+        drafts; /* verify: the session's with this round, once it is complete */
     struct job_blocks blocks;
     struct job_parity *parity;
     struct tv_cache_shortage shortage; /* for kv-full */
@@ -121,7 +127,6 @@ struct curve_point {
     int64_t us[15]; /* the newest samples, a ring */
     int32_t count, next;
 };
-#define TV_SCHED_CURVE_POINTS 11 /* 1, 2, 4 .. 1024 nodes */
 
 struct tv_sched {
     const struct tv_config *config;

@@ -69,6 +69,25 @@ int tv_session_held_make(int32_t seq, enum tv_rule rule, const struct tv_tree *t
                          struct tv_session_held *ret_held);
 void tv_session_held_finish(struct tv_session_held *held);
 
+#define TV_SESSION_DEPTHS_MAX 16
+#define TV_SESSION_APART_MAX  15
+
+/* What the drafts of a session's committed verifies were good for; zeros at first. */
+struct tv_session_drafts {
+    /* [d]: walks that had a draft to try behind depth d, and those that accepted one. */
+    int32_t tried[TV_SESSION_DEPTHS_MAX], taken[TV_SESSION_DEPTHS_MAX];
+    int64_t nodes, levels; /* drafts, and levels of them, of the trees that had any */
+    /* The newest times between the end of a launch and the start of the next, a ring. */
+    int64_t apart_us[TV_SESSION_APART_MAX];
+    int32_t apart_count, apart_next;
+    int64_t ended_us; /* of its last launch; 0: none */
+};
+/* A walk went along path[0..path_count), which begins with node 0. */
+void tv_session_drafts_take(struct tv_session_drafts *drafts, const struct tv_tree *tree,
+                            const int32_t *path, int32_t path_count, enum tv_finish finish);
+/* One of its verifies was launched from start_us to end_us. */
+void tv_session_drafts_ran(struct tv_session_drafts *drafts, int64_t start_us, int64_t end_us);
+
 struct tv_sessions;
 
 struct tv_session {
@@ -97,6 +116,7 @@ struct tv_session {
     int64_t lease_expires_unix_ms;
 
     int64_t verify_rounds, verify_tokens; /* for the mean acceptance length */
+    struct tv_session_drafts drafts;
 
     int busy;            /* an operation is queued or running */
     int32_t holds;       /* comparisons of it under way: it does not expire */

@@ -33,6 +33,30 @@ class ModelTest(unittest.TestCase):
                 self.assertEqual(caller.call("POST", verify_path(state), round_body(state)).status, 200)
             caller.close()
 
+    def test_hint(self):
+        """The curve of this server lies between the medians of what its rounds say of themselves."""
+        harness.PROGRAM = os.environ["TREEVERIFYD"]
+        daemon = FixedDaemon("--threads", "1")
+        daemon.model = os.environ["TV_MODEL_DIR"]
+        with daemon:
+            caller = Caller(daemon)
+            state = caller.session()
+            for nodes in (1, 4, 16):
+                gpu, total, drafts = [], [], list(range(1, nodes))
+                for _ in range(7):
+                    body = round_body(state, drafts, [0] * len(drafts))
+                    answer = caller.call("POST", verify_path(state), body)
+                    self.assertEqual(answer.status, 200)
+                    state.update(answer.json)
+                    gpu.append(state["timing_us"]["gpu"])
+                    total.append(state["timing_us"]["total"])
+                curve = dict(state["hint"]["verify_us"])
+                self.assertTrue(harness.median(gpu) <= curve[nodes] <= harness.median(total), (curve, gpu, total))
+                self.assertIn(state["hint"]["max_useful_nodes"], range(1, 2 * nodes + 1))
+                self.assertEqual(state["hint"]["queue_depth"], 0)
+            self.assertEqual(caller.call("GET", "/v1/model").json["verify_us"], state["hint"]["verify_us"])
+            caller.close()
+
     def test_pool_is_poisoned(self):
         """The daemons of this run take TREEVERIFY_POISON; what it does to the pool is test_poison.c's."""
         command = [os.environ["TREEVERIFYD"], "--print-config"]

@@ -17,7 +17,7 @@ CLI, MODEL = os.environ["TREEVERIFY"], os.environ["TV_MODEL_DIR"]
 VOCAB = 256
 ROUNDS = max(2, round(4 * float(os.environ.get("TV_TEST_SCALE", "1"))))
 # What tells one run from another, whatever it answers.
-VOLATILE = {"session", "epoch", "timing_us", "lease_expires_at"}
+VOLATILE = {"session", "epoch", "timing_us", "hint", "lease_expires_at"}
 
 
 def start(program=PLAIN, *options, env=None):

@@ -39,6 +39,8 @@ class SessionTest(DaemonTest):
                 for number, round in enumerate(rounds, 1):
                     self.assertEqual((round.seq, round.replayed, round.recovered), (number, False, None))
                     self.assertEqual(round.accepted_tokens[1:], round.new_tokens[:-1])
+                    self.assertIn(round.hint.max_useful_nodes, range(1, 257))
+                    self.assertGreaterEqual(max(nodes for nodes, _ in round.hint.verify_us), round.nodes)
                     self.assertGreaterEqual(round.rtt_s * 1e6, round.timing.total_us)
             self.assertEqual([s for s in self.client.sessions() if s["session"] == session.id], [])
             with self.assertRaises(RuntimeError):
@@ -55,6 +57,7 @@ class SessionTest(DaemonTest):
             self.assertEqual(bytes(session.tokens[-10:]), b" unto Noah")
             round = session.decode(9)
             self.assertEqual((len(round.new_tokens), round.accepted_nodes), (9, []))
+            self.assertIsNone(round.hint)
             self.assertEqual(session.stored_round(round.seq).new_tokens, round.new_tokens)
             self.assert_in_step(session)
             long = session.extend(list(b"x" * 300), keep_pending=False, lease_s=300)

@@ -5,6 +5,8 @@
 #include "proto_examples.h"
 
 /* Everything an answer points to while it is encoded again. */
+#define CURVE_MAX 11
+
 struct parts {
     int32_t nodes[ITEMS_MAX], tokens[ITEMS_MAX], fresh[ITEMS_MAX], rows[2][ITEMS_MAX];
     int32_t ids[ITEMS_MAX];
@@ -12,6 +14,8 @@ struct parts {
     struct tv_topk_block topk;
     struct tv_logits_block block;
     struct tv_shadow_block shadow;
+    struct tv_hint hint;
+    int64_t curve[CURVE_MAX][2];
 };
 
 void example_read_state(const struct tv_json_value *value, struct tv_session_state *state)
@@ -99,6 +103,23 @@ static void read_blocks(const struct tv_json_value *root, struct tv_round *round
     }
 }
 
+static void read_hint(const struct tv_json_value *hint, struct tv_round *round, struct parts *parts)
+{
+    const struct tv_json_value *pair = tv_json_first(need(hint, "verify_us"));
+    int32_t count = 0;
+    for (; pair != NULL; pair = tv_json_next(pair)) {
+        int64_t *point = parts->curve[count++];
+        assert_true(count <= CURVE_MAX);
+        assert_int_equal(tv_json_int(document, tv_json_first(pair), &point[0]), 0);
+        assert_int_equal(tv_json_int(document, tv_json_next(tv_json_first(pair)), &point[1]), 0);
+    }
+    parts->hint = (struct tv_hint){.max_useful_nodes = (int32_t)number(hint, "max_useful_nodes"),
+                                   .queue_depth = (int32_t)number(hint, "queue_depth"),
+                                   .verify_us_count = count,
+                                   .verify_us = (const int64_t(*)[2])parts->curve};
+    round->hint = &parts->hint;
+}
+
 static void read_round(const struct tv_json_value *root, struct tv_round *round,
                        struct parts *parts)
 {
@@ -136,6 +157,9 @@ static void read_round(const struct tv_json_value *root, struct tv_round *round,
     round->gpu_us = number(timing, "gpu");
     round->total_us = number(timing, "total");
     round->batch = (int32_t)number(timing, "batch");
+    if (tv_json_member(root, "hint") != NULL) {
+        read_hint(need(root, "hint"), round, parts);
+    }
 }
 
 static void encode_skipped(struct tv_buf *buf, const struct tv_json_value *root)
