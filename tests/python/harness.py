@@ -45,6 +45,14 @@ def prompts(count, length=120):
     return [list(text[20000 + i * step : 20000 + i * step + length]) for i in range(count)]
 
 
+def readme_code(url):
+    """The first Python block of clients/python/README.md, for the daemon at url."""
+    with open(os.path.join(ROOT, "clients", "python", "README.md"), encoding="utf-8") as file:
+        code = file.read().split("```python\n")[1].split("```")[0]
+    assert "http://127.0.0.1:8471" in code
+    return code.replace("http://127.0.0.1:8471", url)
+
+
 def url_of(daemon):
     return f"http://{daemon.host}:{daemon.port}"
 

@@ -9,8 +9,8 @@ import numpy as np
 from harness import GREEDY, SCALE, SEED, STORE, DaemonTest, main, prompts
 
 from treeverify import Tree, TreeError
-from treeverify.builders import best_first_causal, expand
-from treeverify.drafters import CausalDrafter, NgramDrafter, TraceDrafter
+from treeverify.builders import best_first_causal, expand, static_shape
+from treeverify.drafters import CausalDrafter, MergedDrafter, NgramDrafter, TraceDrafter
 from treeverify.drafters.ngram import ESCAPE, SUFFIX_LENS, SUFFIX_WEIGHTS
 from treeverify.loop import Limits, plan
 
@@ -119,6 +119,37 @@ class OtherDraftersTest(unittest.TestCase):
             CausalDrafter(lambda ids: np.zeros((1, 1))).draft([1], 3, 2)
         with self.assertRaises(ValueError):
             CausalDrafter(self.forward, window=1)
+
+    def test_causal_with_a_shape(self):
+        """Sequoia: the shape of the profile, whatever the text, filled by rank."""
+        weights = np.random.default_rng(5).normal(size=(40, 40))
+
+        def forward(ids):
+            return weights[ids]
+
+        profile = [0.5, 0.2, 0.1, 0.05]
+        drafter = CausalDrafter(forward, method="shape", profile=profile, top_k=3)
+        for nodes, depth in ((12, 9), (5, 2)):
+            parents, _ = static_shape(profile[:3], nodes + 1, depth_max=depth)
+            for start in (3, 17):
+                tree = drafter.draft([1, start], nodes, depth)
+                self.assertEqual(tree.parents.tolist(), parents)
+                for node in range(len(tree)):
+                    ranked = np.argsort(-weights[tree.tokens[node]], kind="stable")
+                    children = tree.children(node)
+                    self.assertEqual([int(tree.tokens[child]) for child in children], ranked[: len(children)].tolist())
+        for wrong in (dict(method="shape"), dict(profile=profile)):
+            with self.assertRaises(ValueError):
+                CausalDrafter(forward, **wrong)
+
+    def test_merged(self):
+        text = list(b"one two one three one two one")
+        ngram, trace = NgramDrafter(), TraceDrafter([*text, *b" four"])
+        merged = MergedDrafter(ngram, trace).draft(text, 12, 5)
+        self.assertEqual(merged, Tree.merge([ngram.draft(text, 12, 5), trace.draft(text, 12, 5)], 13))
+        self.assertEqual(len(merged.walk(b" four")), 6)
+        self.assertEqual(MergedDrafter(ngram).draft(text, 4, 3), ngram.draft(text, 4, 3))
+        self.assertRaises(ValueError, MergedDrafter)
 
     def test_plan_keeps_to_the_limits(self):
         class Large:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import PACKAGE_ENV, QUICK, ROOT, SCALE, STORE, DaemonTest, FlakyProxy, main, prompts, url_of
+from harness import PACKAGE_ENV, QUICK, SCALE, STORE, DaemonTest, FlakyProxy, main, prompts, readme_code, url_of
 
 import treeverify as tv
 from treeverify.generate import Tally
@@ -188,11 +188,7 @@ class GenerateTest(DaemonTest):
 class ReadmeTest(DaemonTest):
     def test_the_drafter_of_the_readme(self):
         """The first Python block of clients/python/README.md runs against a daemon and pays."""
-        with open(os.path.join(ROOT, "clients", "python", "README.md"), encoding="utf-8") as file:
-            code = file.read().split("```python\n")[1].split("```")[0]
-        self.assertIn("http://127.0.0.1:8471", code)
-        code = code.replace("http://127.0.0.1:8471", url_of(self.daemon))
-        code += "\nprint()\nprint(len(session.new_tokens), session._core.next_seq - 1)\n"
+        code = readme_code(url_of(self.daemon)) + "\nprint()\nprint(len(session.new_tokens), session._core.next_seq - 1)\n"
         got = subprocess.run([sys.executable, "-c", code], capture_output=True, env=PACKAGE_ENV, timeout=120, text=True)
         self.assertEqual(got.returncode, 0, got.stderr)
         lines = got.stdout.split("\n")

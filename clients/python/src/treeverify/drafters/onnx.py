@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from .causal import CausalDrafter
+from .causal import CausalDrafter, Method
 
 
 class OnnxDrafter(CausalDrafter):
@@ -25,9 +26,10 @@ class OnnxDrafter(CausalDrafter):
         threads: int = 1,
         window: int = 256,
         top_k: int = 6,
-        method: Literal["best", "layers"] = "best",
+        method: Method = "best",
         width: int = 8,
         temperature: float = 1.0,
+        profile: Sequence[float] | None = None,
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -40,7 +42,7 @@ class OnnxDrafter(CausalDrafter):
         self._ids = ids[0]
         self._output = self._session.get_outputs()[0].name
         super().__init__(
-            self._run, window=window, top_k=top_k, method=method, width=width, temperature=temperature
+            self._run, window=window, top_k=top_k, method=method, width=width, temperature=temperature, profile=profile
         )
 
     def _run(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.floating[Any]]:
