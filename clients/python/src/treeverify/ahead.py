@@ -25,7 +25,7 @@ from .calls import Flow, Pause, call, drive, drive_async
 from .digest import Digest
 from .drafters import Drafter
 from .errors import ContractError, Error, ProblemError
-from .loop import Limits, plan
+from .loop import Limits, Nodes, budget_of, plan
 from .session import SessionCore
 from .tree import Tree
 from .values import Round
@@ -148,11 +148,12 @@ Steps: TypeAlias = Generator[Any, Any, T]  # Start, Answer, and what session.py'
 
 
 class Pipeline:
-    def __init__(self, core: SessionCore, drafter: Drafter, nodes: int, depth: int, guesses: int) -> None:
+    def __init__(self, core: SessionCore, drafter: Drafter, nodes: Nodes, depth: int, guesses: int) -> None:
         if not 1 <= guesses <= GUESSES_MAX:
             raise ValueError(f"guesses: 1 to {GUESSES_MAX}")
         self.core, self.drafter = core, drafter
         self.nodes, self.depth = nodes, depth
+        self.budget = budget_of(nodes, core.model, pipelined=True)
         self.guesses = guesses if FEATURE_MANY in core.model.features else 1
         self.first: Flight | None = None  # under way at the session's present state; its only case is right
         self.second: Flight | None = None  # waits for the first
@@ -162,7 +163,7 @@ class Pipeline:
     def _case(self, sequence: list[int], digest: Digest, left: int, guess: End | None) -> Case:
         room = self.core.model.max_len - len(sequence)
         limits = Limits(self.core.max_nodes, max(0, min(self.core.max_depth, room)))
-        tree = plan(self.drafter, sequence, limits, self.nodes, min(self.depth, left - 1))
+        tree = plan(self.drafter, sequence, limits, self.nodes, min(self.depth, left - 1), self.budget)
         assert tree is not None
         tree.check(self.core.model.vocab, self.core.max_nodes, self.core.max_depth)
         return Case(tree, sequence, digest, left, guess)
@@ -251,6 +252,8 @@ class Pipeline:
         assert first is not None
         round = yield from self._take(first)
         first.before = None  # and so on to the first of all
+        if self.budget is not None:
+            self.budget.learn(first.cases[0].tree, round)
         second, self.second = self.second, None
         if second is None or round.recovered is not None:
             return round  # recovered: the state has been read anew, whatever became of the second
@@ -282,7 +285,7 @@ class Pipeline:
 
 
 def _begin(
-    core: SessionCore, drafter: Drafter, max_tokens: int, nodes: int, depth: int, guesses: int
+    core: SessionCore, drafter: Drafter, max_tokens: int, nodes: Nodes, depth: int, guesses: int
 ) -> Pipeline | None:
     if core.closed or core.busy:
         raise RuntimeError("the session is closed" if core.closed else "another call of this session is under way")
@@ -324,7 +327,7 @@ class Threads:
 
 
 def generate(
-    client: Client, core: SessionCore, drafter: Drafter, max_tokens: int, nodes: int, depth: int, guesses: int
+    client: Client, core: SessionCore, drafter: Drafter, max_tokens: int, nodes: Nodes, depth: int, guesses: int
 ) -> Iterator[Round]:
     pipeline = _begin(core, drafter, max_tokens, nodes, depth, guesses)
     if pipeline is None:
@@ -387,7 +390,7 @@ class Tasks:
 
 
 async def generate_async(
-    client: AsyncClient, core: SessionCore, drafter: Drafter, max_tokens: int, nodes: int, depth: int, guesses: int
+    client: AsyncClient, core: SessionCore, drafter: Drafter, max_tokens: int, nodes: Nodes, depth: int, guesses: int
 ) -> AsyncGenerator[Round, None]:
     pipeline = _begin(core, drafter, max_tokens, nodes, depth, guesses)
     if pipeline is None:

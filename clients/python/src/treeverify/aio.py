@@ -17,7 +17,7 @@ from .calls import Effect, Flow, Pause, Reply, Retry, Send, call, drive_async, s
 from .client import Http, SessionView
 from .drafters import Drafter
 from .errors import ProblemError, TransportError
-from .loop import plan
+from .loop import Nodes, budget_of, plan
 from .tree import Tree
 from .values import Dtype, Logits, Model, Round, Rows, Rule, Sampling, Want
 
@@ -230,7 +230,7 @@ class AsyncSession(SessionView):
         drafter: Drafter | None,
         max_tokens: int,
         *,
-        nodes: int = 32,
+        nodes: Nodes = 32,
         depth: int = 16,
         pipeline: bool = False,
         guesses: int = 1,
@@ -245,11 +245,13 @@ class AsyncSession(SessionView):
                 async for round in rounds:
                     yield round
             return
-        done = 0
+        done, budget = 0, budget_of(nodes, self.model)
         while done < max_tokens and self.finish is None:
-            tree = plan(drafter, self.sequence, self.limits, nodes, min(depth, max_tokens - done - 1))
+            tree = plan(drafter, self.sequence, self.limits, nodes, min(depth, max_tokens - done - 1), budget)
             round = await (self.verify(tree) if tree is not None else self.decode(min(16, max_tokens - done)))
             done += len(round.new_tokens)
+            if budget is not None and tree is not None:
+                budget.learn(tree, round)
             yield round
 
     async def fetch_logits(self, round: Round, *, rows: Rows | None = None, dtype: Dtype | None = None) -> Logits:

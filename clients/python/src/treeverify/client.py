@@ -16,7 +16,7 @@ from .asks import Settings
 from .calls import Context, Effect, Flow, Pause, Reply, Retry, Send, call, drive, send
 from .drafters import Drafter
 from .errors import ProblemError, TransportError
-from .loop import Limits, plan
+from .loop import Limits, Nodes, budget_of, plan
 from .tree import Tree
 from .values import Dtype, Logits, Model, Round, Rows, Rule, Sampling, Want
 
@@ -402,13 +402,14 @@ class Session(SessionView):
         drafter: Drafter | None,
         max_tokens: int,
         *,
-        nodes: int = 32,
+        nodes: Nodes = 32,
         depth: int = 16,
         pipeline: bool = False,
         guesses: int = 1,
     ) -> Iterator[Round]:
         """Rounds until max_tokens new tokens (this call's) are there or the session is finished. nodes: drafts of a
-        tree, node 0 not counted; depth: of a tree. drafter None: the server decodes alone, 16 tokens a round.
+        tree, node 0 not counted, or "auto": as many as pay, by the server's costs, the link and how often the drafter is
+        right (budget.py); depth: of a tree. drafter None: the server decodes alone, 16 tokens a round.
 
         pipeline: while a round is under way, draft the next one from a guess of its end and send it ahead (ahead.py;
         the drafter may have a method guess). For links whose round trip is not small beside a round; the text is the
@@ -419,11 +420,13 @@ class Session(SessionView):
         if pipeline and drafter is not None and ahead.FEATURE in self.model.features:
             yield from ahead.generate(self._client, self._core, drafter, max_tokens, nodes, depth, guesses)
             return
-        done = 0
+        done, budget = 0, budget_of(nodes, self.model)
         while done < max_tokens and self.finish is None:
-            tree = plan(drafter, self.sequence, self.limits, nodes, min(depth, max_tokens - done - 1))
+            tree = plan(drafter, self.sequence, self.limits, nodes, min(depth, max_tokens - done - 1), budget)
             round = self.verify(tree) if tree is not None else self.decode(min(16, max_tokens - done))
             done += len(round.new_tokens)
+            if budget is not None and tree is not None:
+                budget.learn(tree, round)
             yield round
 
     def fetch_logits(self, round: Round, *, rows: Rows | None = None, dtype: Dtype | None = None) -> Logits:
