@@ -36,6 +36,7 @@ enum tv_call_kind {
     TV_CALL_PARITY_TOTALS,    /* GET /v1/parity */
     TV_CALL_PARITY_VIOLATION, /* GET /v1/parity/violations/{n} */
     TV_CALL_MODEL,            /* GET    /v1/model */
+    TV_CALL_METRICS,          /* GET    /metrics */
     TV_CALL_HEALTH,           /* GET    /healthz and aliases */
     TV_CALL_READY,            /* GET    /readyz?deep=1 and alias */
 };

@@ -335,6 +335,15 @@ static void page_forget(struct tv_cache *cache, int32_t page)
     pthread_mutex_unlock(&cache->lock);
 }
 
+/* The sequence has so many pages for the nodes of a round from now on. */
+static void scratch_count(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t pages)
+{
+    pthread_mutex_lock(&cache->lock);
+    cache->scratch_count += pages - seq->scratch_pages;
+    pthread_mutex_unlock(&cache->lock);
+    seq->scratch_pages = pages;
+}
+
 int tv_cache_reserve(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t rows,
                      struct tv_cache_shortage *ret_shortage)
 {
@@ -374,6 +383,7 @@ int tv_cache_reserve(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t r
     }
     seq->page_count = page_count;
     seq->scratch = rows;
+    scratch_count(cache, seq, fresh);
     return 0;
 }
 
@@ -420,6 +430,7 @@ int tv_cache_commit(struct tv_cache *cache, struct tv_cache_seq *seq, const int3
 void tv_cache_drop(struct tv_cache *cache, struct tv_cache_seq *seq)
 {
     seq->scratch = 0;
+    scratch_count(cache, seq, 0);
     seq_shrink(cache, seq, seq->len);
 }
 
@@ -458,6 +469,7 @@ int tv_cache_fork(struct tv_cache *cache, const struct tv_cache_seq *seq, int32_
 
 void tv_cache_seq_finish(struct tv_cache *cache, struct tv_cache_seq *seq)
 {
+    scratch_count(cache, seq, 0);
     seq_shrink(cache, seq, 0);
     free(seq->pages);
     memset(seq, 0, sizeof *seq);
@@ -497,6 +509,7 @@ void tv_cache_counts(struct tv_cache *cache, struct tv_cache_counts *ret_counts)
     }
     ret_counts->held = held;
     ret_counts->shared = cache->shared_count;
+    ret_counts->scratch = cache->scratch_count;
     ret_counts->cached = cache->cached_count;
     ret_counts->reused = cache->reused_count;
     ret_counts->evicted = cache->evicted_count;

@@ -42,10 +42,11 @@ struct tv_cache_key {
 struct tv_cache_seq {
     int32_t *pages; /* [page_capacity], owned; the first page_count are held */
     int32_t page_count, page_capacity;
-    int32_t len;     /* committed rows */
-    int32_t scratch; /* reserved rows behind them; 0 between rounds */
-    int32_t exact;   /* of the committed rows, the leading ones that prefill alone wrote; whoever
-                        commits such rows behind `exact` = len moves it */
+    int32_t len;           /* committed rows */
+    int32_t scratch;       /* reserved rows behind them; 0 between rounds */
+    int32_t scratch_pages; /* taken for those rows */
+    int32_t exact; /* of the committed rows, the leading ones that prefill alone wrote; whoever
+                      commits such rows behind `exact` = len moves it */
 };
 
 /* What a failed reserve lacked; pages that would have been evicted for it count as free. */
@@ -114,8 +115,9 @@ void tv_cache_reclaim_set(struct tv_cache *cache, tv_cache_reclaim *reclaim, voi
 /* Pool accounting; any thread. free + cached + held = total always (tests check each step). */
 struct tv_cache_counts {
     int64_t total, free, held, shared; /* shared: held by more than one */
-    int64_t cached;                    /* evictable: nobody holds them, but they can be found */
-    int64_t reused, evicted;           /* pages, since the start */
+    int64_t scratch;         /* of the held, those taken for the nodes of rounds under way */
+    int64_t cached;          /* evictable: nobody holds them, but they can be found */
+    int64_t reused, evicted; /* pages, since the start */
 };
 void tv_cache_counts(struct tv_cache *cache, struct tv_cache_counts *ret_counts);
 

@@ -36,7 +36,7 @@ struct tv_cache {
     int32_t *free_pages;  /* [pages]: a stack, the first free_count are free */
     uint8_t *stale;       /* [pages]: not poisoned yet, though nobody needs it any more */
     int64_t free_count;
-    int64_t shared_count;
+    int64_t shared_count, scratch_count;
 
     struct tv_cache_entry *entries; /* [pages]; NULL: no prefix is kept */
     int32_t *buckets;               /* [bucket_count] */

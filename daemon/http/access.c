@@ -18,6 +18,10 @@
 /* Destroy the request's parts that do not outlive it. */
 static void request_reset(struct http_conn *conn)
 {
+    if (conn->is_received) {
+        tv_stats_add(&conn->http->stats->http_given_up, 1);
+        conn->is_received = 0;
+    }
     tv_call_destroy(conn->call);
     conn->call = NULL;
     conn->close = 0;
@@ -36,6 +40,7 @@ static void request_reset(struct http_conn *conn)
 static enum MHD_Result refuse(struct http_conn *conn, struct tv_problem *problem, int body_pending)
 {
     conn->close |= body_pending;
+    tv_stats_add(&conn->http->stats->http_rejected[problem->code], 1);
     tv_sched_refuse(conn->call, problem);
     if (!body_pending) {
         return tv_http_answer(conn);
@@ -120,6 +125,9 @@ static enum MHD_Result begin(struct http_conn *conn, const char *method, const c
         return MHD_NO;
     }
     conn->is_get = strcmp(method, "GET") == 0;
+    conn->route.path = TV_STATS_ROUTES - 1;
+    conn->is_received = 1;
+    tv_stats_add(&conn->http->stats->http_received, 1);
     int rc = tv_http_headers_walk(conn->connection, version, &headers, &problem);
     conn->close = rc != 0; /* after such a request no byte can be trusted to start another */
     if (headers.request_id[0] != '\0') {
@@ -141,6 +149,7 @@ static enum MHD_Result begin(struct http_conn *conn, const char *method, const c
             return refuse(conn, &problem, headers.has_body);
         }
         /* an answer in this first callback would cost the connection: libmicrohttpd closes it */
+        tv_stats_add(&conn->http->stats->http_rejected[problem.code], 1);
         tv_sched_refuse(conn->call, &problem);
         conn->is_refused = 1;
     }
@@ -181,6 +190,9 @@ static int submit(struct http_conn *conn)
 {
     struct tv_http *http = conn->http;
     int rc = 0;
+    if (conn->call->request.kind == TV_CALL_METRICS) {
+        tv_http_gauges_set(http);
+    }
     (void)atomic_fetch_add(&http->submitting, 1);
     if (atomic_load(&http->closed)) {
         struct tv_problem problem;
@@ -225,6 +237,7 @@ static enum MHD_Result finish_body(struct http_conn *conn)
     if (conn->route.body != HTTP_BODY_NONE) {
         char session[sizeof call->request.session];
         size_t bytes = atomic_load_explicit(&conn->body_bytes, memory_order_relaxed);
+        int64_t start_us = tv_clock_us();
         memcpy(session, call->request.session, sizeof session);
         tv_request_finish(&call->request);
         int rc = tv_request_decode(conn->route.kind, bytes == 0 ? "" : conn->body, bytes,
@@ -234,6 +247,10 @@ static enum MHD_Result finish_body(struct http_conn *conn)
         }
         if (rc == 0) {
             rc = tv_http_query(conn->uri, &conn->http->limits, &call->request, &problem);
+        }
+        if (rc == 0 && conn->route.kind == TV_CALL_VERIFY) {
+            tv_stats_observe(&conn->http->stats->stages[TV_STATS_PARSE], &tv_stats_seconds,
+                             (double)(tv_clock_us() - start_us) * 1e-6);
         }
         if (rc == -ENOMEM) {
             tv_problem_set(&problem, TV_OVERLOADED, NULL, "no memory for this request");

@@ -15,6 +15,18 @@
 
 #define RAW_HEAD_BYTES 1024
 
+/* The answer is on its way, whatever becomes of it. */
+static void count_answer(struct http_conn *conn, int http_status)
+{
+    struct tv_stats *stats = conn->http->stats;
+    enum tv_code code = conn->call->reply.code;
+    tv_stats_add(&stats->http_answered[conn->route.path][tv_stats_status_index(http_status)], 1);
+    if (code != TV_OK) {
+        tv_stats_add(&stats->problems[code], 1);
+    }
+    conn->is_received = 0;
+}
+
 static int add_header(struct MHD_Response *response, const char *name, const char *value)
 {
     return MHD_add_response_header(response, name, value) == MHD_YES ? 0 : -ENOMEM;
@@ -96,6 +108,7 @@ enum MHD_Result tv_http_answer(struct http_conn *conn)
         (!is_part || add_content_range(response, first, count, reply->body.bytes) == 0) &&
         tv_http_conn_enter(conn, HTTP_WRITING) == 0) {
         unsigned int status = is_part ? 206 : (unsigned int)reply->http_status;
+        count_answer(conn, (int)status); /* before a byte of it can be read */
         result = MHD_queue_response(conn->connection, status, response);
     }
     MHD_destroy_response(response);
@@ -146,6 +159,7 @@ void tv_http_answer_raw(struct http_conn *conn)
     if (tv_http_conn_enter(conn, HTTP_REFUSED) != 0) {
         return;
     }
+    count_answer(conn, conn->call->reply.http_status);
     write_raw(conn->fd, conn->call);
     (void)shutdown(conn->fd, SHUT_WR); /* fails only when the peer is gone */
 }
@@ -158,6 +172,7 @@ void tv_http_answer_timeout(struct http_conn *conn)
         return; /* the connection is cut without a word */
     }
     tv_problem_set(&problem, TV_TIMEOUT, NULL, "the request came too slowly");
+    tv_stats_add(&conn->http->stats->http_rejected[TV_TIMEOUT], 1);
     tv_http_request_id(conn->http, call->request_id, sizeof call->request_id);
     tv_sched_refuse(call, &problem);
     write_raw(conn->fd, call);

@@ -120,6 +120,22 @@ void tv_http_conn_destroy(struct http_conn *conn)
     free(conn);
 }
 
+void tv_http_gauges_set(struct tv_http *http)
+{
+    int64_t running = 0, connections[2] = {0};
+    (void)pthread_mutex_lock(&http->lock);
+    for (const struct http_conn *conn = http->conns; conn != NULL; conn = conn->next) {
+        running += conn->phase == HTTP_BODY || conn->phase == HTTP_WAITING;
+        connections[conn->admin]++;
+    }
+    (void)pthread_mutex_unlock(&http->lock);
+    atomic_store_explicit(&http->stats->http_running, running, memory_order_relaxed);
+    for (int i = 0; i < 2; i++) {
+        atomic_store_explicit(&http->stats->http_connections[i], connections[i],
+                              memory_order_relaxed);
+    }
+}
+
 void tv_http_conn_body_free(struct http_conn *conn)
 {
     (void)atomic_fetch_sub_explicit(&conn->http->bodies_bytes, conn->body_capacity,

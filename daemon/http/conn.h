@@ -67,8 +67,9 @@ struct http_conn {
     struct http_route route;
     struct tv_call *call; /* owned; NULL between requests */
     int is_get, close;
-    int is_refused; /* the call has its answer, which waits for the request's end */
-    char *body;     /* owned */
+    int is_received; /* counted, and not yet as answered or given up */
+    int is_refused;  /* the call has its answer, which waits for the request's end */
+    char *body;      /* owned */
     size_t body_capacity, body_max;
 };
 
@@ -81,6 +82,7 @@ struct http_listener {
 
 struct tv_http {
     struct tv_sched *sched;
+    struct tv_stats *stats; /* sched's */
     struct tv_request_limits limits;
     size_t body_bytes, body_bytes_large;
     struct http_listener work, admin;
@@ -127,6 +129,9 @@ void tv_http_conn_body_free(struct http_conn *conn);
 /* Keep a copy of the request target; one that is too long is kept as "" and bad. 0 or -ENOMEM. */
 int tv_http_conn_uri(struct http_conn *conn, const char *uri);
 void tv_http_conn_uri_free(struct http_conn *conn);
+
+/* How many requests run and connections are open, told to the stats. */
+void tv_http_gauges_set(struct tv_http *http);
 
 /* answer.c: from a completed call to bytes. */
 enum MHD_Result tv_http_answer(struct http_conn *conn);

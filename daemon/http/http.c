@@ -205,12 +205,17 @@ static int start_all(struct tv_http *http, const struct tv_config *config, char 
 int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
                    struct tv_http **ret_http, char *error, size_t error_bytes)
 {
+    const char *names[TV_STATS_ROUTES - 1];
+    size_t names_count;
     struct tv_http *http = calloc(1, sizeof *http);
     if (http == NULL) {
         (void)snprintf(error, error_bytes, "no memory for the listeners");
         return -ENOMEM;
     }
     http->sched = sched;
+    http->stats = tv_sched_stats(sched);
+    names_count = tv_http_paths(names, sizeof names / sizeof names[0]);
+    tv_sched_routes_set(sched, names, names_count);
     http->limits = *tv_sched_limits(sched);
     http->body_bytes = (size_t)config->body_bytes;
     http->body_bytes_large = (size_t)config->body_bytes_large;

@@ -38,6 +38,7 @@ static const struct path_entry paths[] = {
     {"/v2/health/live", GET_ONLY, ON_BOTH, TV_CALL_HEALTH, NO_CALL, NO_CALL, HTTP_BODY_NONE},
     {"/readyz", GET_ONLY, ON_BOTH, TV_CALL_READY, NO_CALL, NO_CALL, HTTP_BODY_NONE},
     {"/v2/health/ready", GET_ONLY, ON_BOTH, TV_CALL_READY, NO_CALL, NO_CALL, HTTP_BODY_NONE},
+    {"/metrics", GET_ONLY, ON_BOTH, TV_CALL_METRICS, NO_CALL, NO_CALL, HTTP_BODY_NONE},
     {"/v1/model", GET_ONLY, ON_BOTH, TV_CALL_MODEL, NO_CALL, NO_CALL, HTTP_BODY_NONE},
     {"/v1/parity", "GET, HEAD, POST", ON_BOTH, TV_CALL_PARITY_TOTALS, TV_CALL_PARITY, NO_CALL,
      HTTP_BODY_LARGE},
@@ -66,6 +67,17 @@ static const struct path_entry paths[] = {
     {"/v1/verify:batch", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_BATCH, NO_CALL, HTTP_BODY_LARGE},
     {"/v1/score", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_SCORE, NO_CALL, HTTP_BODY_LARGE},
 };
+
+_Static_assert(sizeof paths / sizeof paths[0] < TV_STATS_ROUTES, "a place for every path");
+
+size_t tv_http_paths(const char **ret_names, size_t names_max)
+{
+    size_t count = sizeof paths / sizeof paths[0];
+    for (size_t i = 0; i < count && i < names_max; i++) {
+        ret_names[i] = paths[i].pattern;
+    }
+    return count < names_max ? count : names_max;
+}
 
 /* A piece of the path that stood where the pattern has '*'. */
 struct path_part {
@@ -156,6 +168,7 @@ int tv_http_route(const char *uri, const char *method, int admin, struct http_ro
     struct path_part parts[2];
     size_t bytes = strcspn(uri, "?");
     const struct path_entry *entry = NULL;
+    ret_route->path = TV_STATS_ROUTES - 1;
     if (uri[0] != '/') {
         tv_problem_set(problem, TV_BAD_REQUEST, NULL, "the request target must start with /");
         return -EINVAL;
@@ -171,6 +184,7 @@ int tv_http_route(const char *uri, const char *method, int admin, struct http_ro
                        (int)(bytes < 160 ? bytes : 160), uri);
         return -EINVAL;
     }
+    ret_route->path = (size_t)(entry - paths);
     int kind = NO_CALL;
     int is_post = strcmp(method, "POST") == 0;
     if (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0) {

@@ -94,6 +94,7 @@ void tv_http_answer_weigh(struct http_conn *conn, int64_t now_us)
                    "(answers_bytes): the slowest readers are cut",
                    http->answers_bytes_max);
         }
+        tv_stats_add(&http->stats->http_unread, 1);
         cut(slowest, now_us);
     }
 }

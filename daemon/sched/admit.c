@@ -294,17 +294,21 @@ int tv_sched_round_begin(struct job *job, struct tv_session *session, struct tv_
         job->nodes = tv_request_tree(request, alternative)->count;
     }
     tv_session_ack(session, request->ack);
+    tv_sched_count_guess(job->sched, request, alternative);
     tv_session_occupy(session, request->seq, request->body_hash, job);
     return 0;
 }
 
 /* The round before has ended, and otherwise. 1: answered; -EINVAL with *problem. */
-static int skip(struct tv_session *session, struct tv_call *call, struct tv_problem *problem)
+static int skip(struct tv_sched *sched, struct tv_session *session, struct tv_call *call,
+                struct tv_problem *problem)
 {
     struct tv_buf body;
     if (tv_sched_skip(session, &call->request, call->request.lease_s, &body) != 0) {
         return fault(problem, "no memory for the answer");
     }
+    tv_sched_count_skip(sched,
+                        call->request.has_rule ? call->request.rule : session->sampling.rule);
     tv_sched_reply_set(call, 200, &body);
     return 1;
 }
@@ -335,19 +339,22 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     switch (tv_session_judge(session, request, problem)) {
     case TV_SESSION_REPLAY:
         kept = tv_session_kept_of(session, request->seq);
+        tv_stats_add(&sched->stats.replays[TV_STATS_STORED], 1);
         tv_sched_reply_replay(call, kept->body, kept->body_bytes);
         tv_session_renew(session, request->lease_s, tv_clock_us());
         return 1;
     case TV_SESSION_ATTACH:
         tv_sched_job_join(sched, session->operation, call);
+        tv_stats_add(&sched->stats.replays[TV_STATS_ATTACHED], 1);
         *ret_attached = 1;
         return 1;
     case TV_SESSION_JOIN:
         tv_sched_job_join(sched, session->behind, call);
+        tv_stats_add(&sched->stats.replays[TV_STATS_ATTACHED], 1);
         *ret_attached = 1;
         return 1;
     case TV_SESSION_SKIP:
-        return skip(session, call, problem);
+        return skip(sched, session, call, problem);
     case TV_SESSION_REFUSED:
         return -EINVAL;
     case TV_SESSION_BEHIND:

@@ -17,6 +17,7 @@
 void tv_sched_behind_add(struct tv_session *session, struct job *job)
 {
     const struct tv_request *request = &job->call->request;
+    job->rule.rule = request->has_rule ? request->rule : session->sampling.rule;
     job->session = session; /* lives at least until its round under way has ended */
     job->behind = 1;
     tv_session_wait(session, request->seq, request->body_hash, job);
@@ -70,6 +71,7 @@ static void refuse(struct tv_session *session, struct job *job, enum tv_code cod
                    struct tv_call **ret_calls)
 {
     tv_sched_account_refund(job);
+    tv_sched_count_end(job->sched, job->round.kind, job->rule.rule, TV_STATS_FAILED);
     job->call->next = job->twins;
     for (struct tv_call *call = job->call; call != NULL; call = call->next) {
         struct tv_problem problem = {0};
@@ -112,6 +114,7 @@ static void settle_skip(struct tv_session *session, struct job *job, struct tv_c
         refuse(session, job, TV_INTERNAL, "no memory for the answer", ret_calls);
         return;
     }
+    tv_sched_count_skip(job->sched, job->rule.rule);
     tv_sched_job_reply(job, 200, &body);
     tv_sched_job_let_go(job, ret_calls);
     tv_sched_job_destroy(job);

@@ -43,6 +43,10 @@ void tv_sched_job_let_go(struct job *job, struct tv_call **ret_calls)
 static void refuse_all(struct job *job, const struct tv_problem *problem,
                        struct tv_call **ret_calls)
 {
+    tv_sched_count_end(job->sched, job->round.kind, job->rule.rule, TV_STATS_FAILED);
+    if (problem->code == TV_NUMERIC_FAULT) {
+        tv_stats_add(&job->sched->stats.nonfinite, 1);
+    }
     job->call->next = job->twins;
     for (struct tv_call *call = job->call; call != NULL; call = call->next) {
         struct tv_problem copy = *problem; /* has no state, so nothing is shared */
@@ -322,6 +326,7 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
     struct tv_session *session = job->session;
     int64_t now_us = tv_clock_us();
     tv_sched_held_judge(job, now_us);
+    tv_sched_count_round(job);
     if (job->round.kind == TV_CALL_ROLLBACK) {
         tv_session_rollback(session, job->round.committed_len, &job->digest, job->end.token,
                             job->end.finish);
@@ -420,7 +425,9 @@ void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
     struct tv_buf body;
     round_complete(sched, job);
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES + 2 * sched->limits.inline_bytes);
+    int64_t start_us = tv_clock_us();
     tv_encode_round(&body, &job->round, 0);
+    job->encode_us = tv_clock_us() - start_us;
     if (body.failed != 0 || held_make(job, &held) != 0 || kept_make(job, &body, &kept) != 0) {
         enum tv_code code = body.failed == -EDOM ? TV_NUMERIC_FAULT : TV_INTERNAL;
         tv_session_held_finish(&held);

@@ -229,6 +229,9 @@ int tv_sched_answer_info(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_PARITY_VIOLATION:
         answer_violation(sched, call);
         break;
+    case TV_CALL_METRICS:
+        tv_sched_answer_metrics(sched, call);
+        break;
     default:
         tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
         tv_encode_health(&body);

@@ -15,6 +15,7 @@
 #include "sched/sched.h"
 #include "session/session.h"
 #include "shadow/shadow.h"
+#include "stats/stats.h"
 #include "verify/verify.h"
 
 /* Sliced calls (create, extend, decode, one-shot, parity) that make progress side by side. */
@@ -92,7 +93,7 @@ struct job {
     int withdrawn;       /* parity at a stop: its oracles were told to give up; the worker's */
 
     int64_t deadline_us; /* the latest of its calls'; INT64_MAX: none; guarded by the lock */
-    int64_t queue_us, gpu_us;
+    int64_t queue_us, gpu_us, sample_us, encode_us;
     int64_t launch_start_us, launch_end_us; /* of its last launch */
     int32_t batch;                          /* largest launch it was part of */
 
@@ -161,8 +162,12 @@ struct tv_sched {
     int64_t launch_start_us; /* 0: the worker is outside the engine */
     uint64_t progress_steps; /* the engine's count when it was last looked at */
     int64_t progress_us;     /* when it was first seen there */
+    int64_t engine_left_us;  /* when the last engine call ended; 0: none has */
     struct curve_point curve[TV_SCHED_CURVE_POINTS];
     struct tv_account *accounts; /* of every principal that has called */
+
+    struct tv_stats stats;             /* atomics */
+    struct tv_stats_names stats_names; /* not changed once calls come */
 
     /* The worker's own. */
     int64_t sweep_us;       /* when leases are looked at next */
@@ -354,6 +359,23 @@ int tv_sched_skip(struct tv_session *session, const struct tv_request *request, 
 int tv_sched_blocks_take(struct job *job, const struct tv_tree *tree,
                          const struct tv_round_out *out, int32_t vocab);
 void tv_sched_blocks_finish(struct job_blocks *blocks);
+
+/* metrics.c. Any thread; a rule is the one that the round has or would have had. */
+void tv_sched_metrics_init(struct tv_sched *sched);
+void tv_sched_answer_metrics(struct tv_sched *sched, struct tv_call *call);
+void tv_sched_count_end(struct tv_sched *sched, enum tv_call_kind kind, enum tv_rule rule,
+                        enum tv_stats_round status);
+/* Of a session, and about to be answered: its end, its tree, its stages. */
+void tv_sched_count_round(struct job *job);
+/* A conditional round runs. */
+void tv_sched_count_guess(struct tv_sched *sched, const struct tv_request *request,
+                          int32_t alternative);
+/* And one that will not. */
+void tv_sched_count_skip(struct tv_sched *sched, enum tv_rule rule);
+/* What an engine call said. */
+void tv_sched_count_engine(struct tv_sched *sched, int rc);
+/* With the lock: an engine call begins. */
+void tv_sched_count_idle(struct tv_sched *sched, int64_t now_us);
 
 /* curve.c: measured cost by tree size; with the lock. */
 void tv_sched_curve_add(struct curve_point *points, int32_t nodes, int64_t us);

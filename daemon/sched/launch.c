@@ -11,6 +11,7 @@
 void tv_sched_engine_enter(struct tv_sched *sched)
 {
     tv_sched_lock(sched);
+    tv_sched_count_idle(sched, tv_clock_us());
     sched->launch_start_us = tv_clock_us();
     sched->progress_us = sched->launch_start_us;
     tv_sched_unlock(sched);
@@ -20,6 +21,7 @@ void tv_sched_engine_leave(struct tv_sched *sched, int rc)
 {
     tv_sched_lock(sched);
     sched->launch_start_us = 0;
+    sched->engine_left_us = tv_clock_us();
     sched->launch_rc = rc;
     tv_sched_unlock(sched);
     tv_sched_lost_note(sched, rc);
@@ -303,6 +305,12 @@ void tv_sched_launch_run(struct tv_sched *sched, int32_t count)
         rc = sched->batch_out[i].code == TV_KERNEL_FAULT ? -EIO : 0;
     }
     tv_sched_engine_leave(sched, rc);
+    tv_sched_count_engine(sched, rc);
+    tv_stats_add(&sched->stats.launches, 1);
+    tv_stats_add(&sched->stats.launch_rows, (uint64_t)rows);
+    for (int32_t i = 0; i < count; i++) {
+        sched->batch[i]->sample_us += took_us - sched->batch_out[i].device_us;
+    }
     launch_note(sched, count, rows, rc == 0 ? took_us : -1, start_us + took_us);
     for (int32_t i = 0; i < count; i++) {
         round_settle(sched, i, count);

@@ -247,6 +247,7 @@ void tv_sched_parity_conclude(struct tv_sched *sched, struct job *job)
     struct tv_problem problem;
     tv_problem_set(&problem, TV_PARITY_MISMATCH, NULL, "fast path and oracle differ");
     tv_encode_problem(&body, &problem, job->call->request_id, report);
+    job->call->reply.code = problem.code; /* the answer is no refusal of sched's, but a problem */
     tv_sched_job_answer(sched, job, tv_code_info(problem.code)->http_status,
                         "application/problem+json", &body);
 }

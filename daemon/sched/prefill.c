@@ -75,12 +75,14 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t row
             sched->engine->ops->prefill(sched->engine, job->context, tokens, count,
                                         draws && last ? &job->rule : NULL, &drawn, &job->shortage);
         tv_sched_engine_leave(sched, rc == -EIO || rc == -ENOTRECOVERABLE ? rc : 0);
+        tv_sched_count_engine(sched, rc == -ENOSPC || rc == -EDOM ? 0 : rc);
         job->gpu_us += tv_clock_us() - sched->between_us - start_us;
         if (rc != 0) {
             tv_sched_job_fail_rc(sched, job, rc);
             return;
         }
         digest_advance(job, tokens, count);
+        tv_stats_add(&sched->stats.prefill_tokens, (uint64_t)count);
         job->token_done += count;
     }
     if (job->token_done == job->token_count) {

@@ -154,6 +154,7 @@ void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem)
         tv_encode_problem(&reply->body, problem, call->request_id, NULL);
     }
     reply->http_status = tv_code_info(problem->code)->http_status;
+    reply->code = problem->code;
     reply->content_type = "application/problem+json";
     reply->allow = problem->allow;
     reply->retry_after_s = problem->retry_after_s;
@@ -192,6 +193,7 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_PARITY_TOTALS:
     case TV_CALL_PARITY_VIOLATION:
     case TV_CALL_MODEL:
+    case TV_CALL_METRICS:
     case TV_CALL_HEALTH:
     case TV_CALL_READY:
         return tv_sched_answer_info(sched, call);
@@ -402,6 +404,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     tv_sched_job_list_init(&sched->behind);
     tv_sched_job_list_init(&sched->running);
     limits_settle(sched);
+    tv_sched_metrics_init(sched);
     struct tv_sessions_params params = {.sessions_max = config->max_sessions,
                                         .page_size = config->page_size,
                                         .model_max_len = engine->max_len};

@@ -17,11 +17,13 @@
 
 struct tv_engine;
 struct tv_sched;
+struct tv_stats;
 struct tv_shadow;
 
 /* The finished answer of a call. */
 struct tv_reply {
     int http_status;
+    enum tv_code code;  /* of a problem; TV_OK: it is none */
     struct tv_buf body; /* owned by the call; failed: there is no answer, cut the connection */
     const char *content_type;               /* static text */
     const char *allow;                      /* Allow header or NULL; static text */
@@ -80,6 +82,10 @@ int32_t tv_sched_in_flight(struct tv_sched *sched);
 const struct tv_request_limits *tv_sched_limits(const struct tv_sched *sched);
 /* The library under the listeners and its version, for /v1/model; static text, before any call. */
 void tv_sched_http_library_set(struct tv_sched *sched, const char *text);
+/* What is counted of this daemon, http/'s part included; lives as long as sched. */
+struct tv_stats *tv_sched_stats(struct tv_sched *sched);
+/* Names of the paths by which requests are counted; static texts, before any call. */
+void tv_sched_routes_set(struct tv_sched *sched, const char *const *names, size_t count);
 /* Refuse what is queued, join the worker, free everything. All calls are complete on return. */
 void tv_sched_destroy(struct tv_sched *sched);
 

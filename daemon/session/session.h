@@ -184,7 +184,9 @@ struct tv_sessions {
     char epoch[17];
     struct tv_session **buckets; /* [bucket_count], owned */
     size_t bucket_count;
-    int32_t count;           /* live ones and those being created */
+    int32_t count; /* live ones and those being created */
+    /* Since the start: published; removed by somebody; removed because their lease was over. */
+    int64_t created_count, closed_count, expired_count;
     struct tv_session *gone; /* idle and out of the table; the worker closes and destroys them */
     struct tv_session_tomb *tombs; /* [TV_SESSION_EXPIRED_MAX], owned; a ring */
     int32_t tomb_count, tomb_next;

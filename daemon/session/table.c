@@ -207,6 +207,7 @@ void tv_sessions_publish(struct tv_sessions *table, struct tv_session *session, 
     struct tv_session **bucket = bucket_of(table, session->id);
     session->next = *bucket;
     *bucket = session;
+    table->created_count++;
     tv_session_renew(session, 0, now_us);
 }
 
@@ -235,6 +236,7 @@ void tv_sessions_remove(struct tv_sessions *table, struct tv_session *session)
     session->next = NULL;
     session->gone = 1;
     table->count--;
+    table->closed_count++;
     if (!session->busy) {
         gone_push(table, session);
     }
@@ -304,6 +306,8 @@ static void expire(struct tv_sessions *table, struct tv_session *session)
         table->tomb_count++;
     }
     tv_sessions_remove(table, session);
+    table->closed_count--;
+    table->expired_count++;
 }
 
 enum tv_code tv_sessions_find(struct tv_sessions *table, const char *id, const char *principal,

@@ -181,6 +181,9 @@ int tv_shadow_path_compare(struct tv_shadow *shadow, const struct tv_parity_case
     }
     settle(shadow, parity_case, verdict);
     if (rc == 0) {
+        pthread_mutex_lock(&shadow->lock);
+        tv_stats_observe(&shadow->logit_errors, &tv_stats_errors, report.logit_max_abs);
+        pthread_mutex_unlock(&shadow->lock);
         report.took_ms = (tv_clock_us() - start_us) / 1000;
         *ret_report = report;
     }

@@ -85,6 +85,7 @@ struct tv_shadow_round {
     size_t bytes; /* counted against the queue's bound */
     tv_shadow_done *done;
     void *done_context;
+    int64_t submitted_us;
     struct tv_shadow_round *next;
 };
 
@@ -126,6 +127,7 @@ struct tv_shadow {
     struct tv_shadow_round *judged;       /* the one that the thread has; NULL: none */
     int64_t exact, near_tie, violation, skipped;
     struct tv_parity_kernel worst;
+    struct tv_histogram logit_errors; /* of the path oracle's rounds */
     struct tv_shadow_files files;
 };
 

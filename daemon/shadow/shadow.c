@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/background.h"
+#include "base/clock.h"
 #include "shadow/round.h"
 
 /* A counter-based choice: round number and purpose to [0, 1), the same in every run. */
@@ -156,6 +157,7 @@ void tv_shadow_submit(struct tv_shadow *shadow, struct tv_shadow_round *round, t
     round->done = done;
     round->done_context = done_context;
     round->next = NULL;
+    round->submitted_us = tv_clock_us();
     pthread_mutex_lock(&shadow->lock);
     struct tv_shadow_round **link = shadow->last != NULL ? &shadow->last->next : &shadow->first;
     if (done != NULL) { /* behind those that are waited for, before those that are not */
@@ -480,6 +482,19 @@ void tv_shadow_totals(struct tv_shadow *shadow, struct tv_parity_totals *ret_tot
     pthread_mutex_unlock(&shadow->lock);
     totals.violations = violations;
     *ret_totals = totals;
+}
+
+int64_t tv_shadow_lag(struct tv_shadow *shadow, struct tv_histogram *ret_errors)
+{
+    int64_t now_us = tv_clock_us();
+    pthread_mutex_lock(&shadow->lock);
+    int64_t oldest_us = shadow->judged != NULL ? shadow->judged->submitted_us : now_us;
+    for (const struct tv_shadow_round *round = shadow->first; round != NULL; round = round->next) {
+        oldest_us = round->submitted_us < oldest_us ? round->submitted_us : oldest_us;
+    }
+    *ret_errors = shadow->logit_errors;
+    pthread_mutex_unlock(&shadow->lock);
+    return now_us - oldest_us;
 }
 
 int tv_shadow_reproducer(struct tv_shadow *shadow, int32_t n, const char **ret_kind,

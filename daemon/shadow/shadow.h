@@ -15,6 +15,7 @@
 #include "cache/cache.h"
 #include "model/model.h"
 #include "proto/response.h"
+#include "stats/stats.h"
 #include "verify/verify.h"
 
 struct tv_shadow;
@@ -101,6 +102,9 @@ void tv_shadow_judge_destroy(struct tv_shadow_judge *judge);
  * skipped. */
 void tv_shadow_totals(struct tv_shadow *shadow, struct tv_parity_totals *ret_totals,
                       struct tv_parity_violation *violations, int32_t violations_max);
+/* Microseconds since the oldest round that waits or is judged was handed over, 0 without one; and
+ * the largest differences that the path oracle has seen. Any thread. */
+int64_t tv_shadow_lag(struct tv_shadow *shadow, struct tv_histogram *ret_errors);
 /* Read reproducer n: *ret_data malloc'd, the caller's. -ENOENT. */
 int tv_shadow_reproducer(struct tv_shadow *shadow, int32_t n, const char **ret_kind,
                          char **ret_data, size_t *ret_bytes);

@@ -29,6 +29,8 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
         const struct tv_cache_params *params = tv_cache_params(engine->cache);
         facts.kv_dtype = params->dtype == TV_F32 ? "f32" : "bf16";
         facts.prefix = params->prefix;
+        facts.kv_bytes = params->pages * params->page_size * params->row_dim * params->layers *
+                         (params->dtype == TV_F32 ? 4 : 2);
     }
     if (engine->kernels != NULL) {
         facts.variant = engine->kernels->variant;

@@ -140,6 +140,7 @@ struct tv_engine_facts {
     const char *kv_dtype;            /* of the cache; "none" without */
     enum tv_cache_prefix prefix;
     const char *variant; /* of the backend; "none" without */
+    int64_t kv_bytes;    /* of the pool */
     int weights_apart;   /* in a device's own memory: only the worker may copy from it */
 };
 /* Any thread. */

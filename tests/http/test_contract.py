@@ -147,7 +147,7 @@ class ContractTest(unittest.TestCase):
         self.assertIn("session_state", answer.json)
 
     def test_no_route(self):
-        for path in ("/", "/v1", "/v1/sessions/", "/metrics", "/healthz/", "/%68ealthz"):
+        for path in ("/", "/v1", "/v1/sessions/", "/metrics/", "/healthz/", "/%68ealthz"):
             self.refused(self.work.call("GET", path), 404, "not-found")
         for path in ("/v1/sessions", "/v1/verify", f"/v1/sessions/{NO_SESSION}"):
             self.refused(self.admin.call("GET", path), 404, "not-found")

@@ -59,6 +59,7 @@ static void test_every_route(void **state)
         {"GET", "/v2/health/live", TV_CALL_HEALTH, 1},
         {"GET", "/readyz?deep=1", TV_CALL_READY, 1},
         {"GET", "/v2/health/ready", TV_CALL_READY, 1},
+        {"GET", "/metrics", TV_CALL_METRICS, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (int admin = 0; admin < 2; admin++) {
