@@ -1,15 +1,14 @@
 /*
- * config.c - settings from the command line, the environment and the INI file, checked once.
+ * config.c - settings from the command line, the environment and the files, checked once.
  *
- * Owns precedence and the checks between settings. Refuses unknown options and keys, keys given
- * twice in the file, and listeners that would be open to others.
+ * Owns precedence and the checks between settings. Refuses unknown options, and listeners that
+ * would be open to others.
  */
 #include "config/config.h"
 
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <errno.h>
-#include <ini.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,16 +16,11 @@
 #include "config/options.h"
 #include "proto/limits.h"
 
-enum origin { FROM_DEFAULT = 0, FROM_FILE, FROM_ENVIRONMENT, FROM_COMMAND_LINE };
-
-static const char *const origin_names[] = {"default", "file", "environment", "command line"};
-
-/* The file being read. inih tells a handler neither the line nor the file. */
-struct file_reading {
-    struct tv_config *config;
-    FILE *stream;
-    int line_too_long;
-    char error[400]; /* the first refusal, or "" */
+static const char *const origin_names[] = {
+    [TV_ORIGIN_DEFAULT] = "default",
+    [TV_ORIGIN_FILE] = "file",
+    [TV_ORIGIN_ENVIRONMENT] = "environment",
+    [TV_ORIGIN_COMMAND_LINE] = "command line",
 };
 
 static void defaults(struct tv_config *config)
@@ -60,9 +54,8 @@ static void defaults(struct tv_config *config)
     };
 }
 
-/* Set one option unless something of higher rank has set it. */
-static int option_set(struct tv_config *config, const struct tv_option *option, enum origin origin,
-                      const char *text, char *reason, size_t reason_bytes)
+int tv_config_option_set(struct tv_config *config, const struct tv_option *option,
+                         enum tv_origin origin, const char *text, char *reason, size_t reason_bytes)
 {
     size_t count;
     size_t index = (size_t)(option - tv_options_table(&count));
@@ -117,8 +110,8 @@ static int read_arguments(struct tv_config *config, int argc, char **argv, const
         }
         if (is_file) {
             *ret_file = value;
-        } else if (option_set(config, option, FROM_COMMAND_LINE, value, reason, sizeof reason) !=
-                   0) {
+        } else if (tv_config_option_set(config, option, TV_ORIGIN_COMMAND_LINE, value, reason,
+                                        sizeof reason) != 0) {
             return fail(error, error_bytes, -EINVAL, "--", option->name, reason);
         }
     }
@@ -138,71 +131,12 @@ static int read_environment(struct tv_config *config, char *error, size_t error_
         variable[at] = '\0';
         const char *text = table[i].value == NULL ? NULL : getenv(variable);
         char reason[300] = "";
-        if (text != NULL &&
-            option_set(config, &table[i], FROM_ENVIRONMENT, text, reason, sizeof reason) != 0) {
+        if (text != NULL && tv_config_option_set(config, &table[i], TV_ORIGIN_ENVIRONMENT, text,
+                                                 reason, sizeof reason) != 0) {
             return fail(error, error_bytes, -EBADMSG, "", variable, reason);
         }
     }
     return 0;
-}
-
-/* inih's handler: 1 = fine, 0 = refused. */
-static int file_key(void *context, const char *section, const char *name, const char *value)
-{
-    struct file_reading *reading = context;
-    const struct tv_option *option = tv_options_find(name, strlen(name));
-    char reason[300] = "";
-    size_t count;
-    const struct tv_option *table = tv_options_table(&count);
-    if (reading->error[0] != '\0') {
-        return 0;
-    }
-    if (section[0] != '\0' && strcmp(section, "treeverifyd") != 0) {
-        (void)snprintf(reason, sizeof reason, "no section [%.100s] is known", section);
-    } else if (option == NULL || option->value == NULL || strchr(name, '-') != NULL) {
-        (void)snprintf(reason, sizeof reason, "no such key");
-    } else if (reading->config->origin[option - table] == FROM_FILE) {
-        (void)snprintf(reason, sizeof reason, "given twice");
-    } else if (option_set(reading->config, option, FROM_FILE, value, reason, sizeof reason) == 0) {
-        return 1;
-    }
-    (void)snprintf(reading->error, sizeof reading->error, "%.80s: %s", name, reason);
-    return 0;
-}
-
-/* fgets that notices a line inih would cut in two. */
-static char *file_line(char *line, int bytes, void *context)
-{
-    struct file_reading *reading = context;
-    char *got = fgets(line, bytes, reading->stream);
-    if (got != NULL && strchr(line, '\n') == NULL && !feof(reading->stream)) {
-        reading->line_too_long = 1;
-    }
-    return got;
-}
-
-static int read_file(struct tv_config *config, const char *path, char *error, size_t error_bytes)
-{
-    struct file_reading reading = {.config = config, .stream = fopen(path, "re")};
-    if (reading.stream == NULL) {
-        return fail(error, error_bytes, -EBADMSG, "", path, strerror(errno));
-    }
-    int line = ini_parse_stream(file_line, &reading, file_key, &reading);
-    int read_failed = ferror(reading.stream);
-    (void)fclose(reading.stream); /* nothing was written to it */
-    if (line == 0 && !reading.line_too_long && !read_failed) {
-        return 0;
-    }
-    const char *reason = reading.error;
-    if (read_failed) {
-        reason = "cannot be read";
-    } else if (reading.line_too_long) {
-        reason = "a line is too long";
-    } else if (reason[0] == '\0') {
-        reason = "not a line of the form key = value";
-    }
-    (void)snprintf(error, error_bytes, "%.200s:%d: %s", path, line, reason);
-    return -EBADMSG;
 }
 
 static int is_loopback(const char *host)
@@ -288,7 +222,7 @@ int tv_config_load(struct tv_config *ret_config, int argc, char **argv, char *er
     if (rc == 0 && !config.help && !config.version) {
         rc = read_environment(&config, error, error_bytes);
         if (rc == 0 && file != NULL) {
-            rc = read_file(&config, file, error, error_bytes);
+            rc = tv_config_read_files(&config, file, error, error_bytes);
         }
         if (rc == 0) {
             rc = check_whole(&config, error, error_bytes);
@@ -308,6 +242,18 @@ static const char *text_of(const struct tv_option *option, const struct tv_confi
     return (const char *)config + option->offset;
 }
 
+/* Paths may have anything in them but must not end the comment. */
+static void print_file(const struct tv_config *config, unsigned char number, FILE *out)
+{
+    char path[sizeof config->file + TV_CONFIG_NAME_BYTES + 4];
+    (void)snprintf(path, sizeof path, number == 0 ? "%s" : "%s.d/%s", config->file,
+                   number == 0 ? "" : config->dropins[number - 1]); /* fits */
+    (void)fputc(' ', out);
+    for (const char *c = path; *c != '\0'; c++) {
+        (void)fputc((unsigned char)*c < 0x20 || *c == 0x7f ? '?' : *c, out);
+    }
+}
+
 void tv_config_print(const struct tv_config *config, FILE *out)
 {
     size_t count;
@@ -318,8 +264,11 @@ void tv_config_print(const struct tv_config *config, FILE *out)
         }
         /* A text that nobody set has no value that a file could give: the line is a note. */
         int unset = table[i].print == tv_options_print_text && *text_of(&table[i], config) == '\0';
-        (void)fprintf(out, "# %s\n%s%s = ", origin_names[config->origin[i]], unset ? "# " : "",
-                      table[i].name);
+        (void)fprintf(out, "# %s", origin_names[config->origin[i]]);
+        if (config->origin[i] == TV_ORIGIN_FILE) {
+            print_file(config, config->origin_file[i], out);
+        }
+        (void)fprintf(out, "\n%s%s = ", unset ? "# " : "", table[i].name);
         table[i].print(&table[i], config, out);
         (void)fprintf(out, "\n");
     }
@@ -333,7 +282,8 @@ void tv_config_usage(FILE *out)
                   "usage: treeverifyd --model DIR [--config FILE] [options]\n"
                   "Each option is also a key of the file (with _ for -) and a variable\n"
                   "TREEVERIFY_KEY; the command line wins, then the environment, then the file.\n\n"
-                  "  --config FILE\n        settings as key = value, one a line\n");
+                  "  --config FILE\n        settings as key = value, one a line; then those of "
+                  "FILE.d/*.conf\n");
     for (size_t i = 0; i < count; i++) {
         (void)fprintf(out, "  --");
         for (const char *c = table[i].name; *c != '\0'; c++) {

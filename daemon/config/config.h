@@ -1,8 +1,9 @@
 /*
  * config.h - every setting of the daemon in one struct, with defaults and where it came from.
  *
- * Command line wins, then TREEVERIFY_ environment variables, then the INI file. Unknown keys are
- * refused. Values are checked here once; nobody re-reads text later.
+ * Command line wins, then TREEVERIFY_ environment variables, then the drop-in files (the last by
+ * name first), then the INI file. Unknown keys are refused. Values are checked here once; nobody
+ * re-reads text later.
  */
 #ifndef TV_CONFIG_CONFIG_H
 #define TV_CONFIG_CONFIG_H
@@ -15,6 +16,17 @@
 
 /* At least the number of options; the table's own count is checked against it. */
 #define TV_CONFIG_OPTIONS_MAX 64
+/* Drop-in files beside the configuration file, and their names. */
+#define TV_CONFIG_DROPINS_MAX 16
+#define TV_CONFIG_NAME_BYTES  64
+
+/* In ascending rank. */
+enum tv_origin {
+    TV_ORIGIN_DEFAULT = 0,
+    TV_ORIGIN_FILE,
+    TV_ORIGIN_ENVIRONMENT,
+    TV_ORIGIN_COMMAND_LINE
+};
 
 /* prefix_cache: off; pages that prefill wrote; those of rounds too. */
 enum { TV_PREFIX_CACHE_OFF, TV_PREFIX_CACHE_ON, TV_PREFIX_CACHE_ROUNDS };
@@ -55,7 +67,10 @@ struct tv_config {
     int poison; /* NaN in unused pages (tests) */
     int check_only, print_only, help, version;
     char log_level[8];
-    unsigned char origin[TV_CONFIG_OPTIONS_MAX]; /* where each option's value came from */
+    unsigned char origin[TV_CONFIG_OPTIONS_MAX];      /* enum tv_origin of each option's value */
+    unsigned char origin_file[TV_CONFIG_OPTIONS_MAX]; /* 0: the file; n: dropins[n - 1] */
+    char file[4096];                                  /* "": none was read */
+    char dropins[TV_CONFIG_DROPINS_MAX][TV_CONFIG_NAME_BYTES]; /* of the folder <file>.d */
 };
 
 /* argv as main got it. 0; -EINVAL with text for exit 64 (usage); -EBADMSG with text for exit 78.

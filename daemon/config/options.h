@@ -36,4 +36,14 @@ const struct tv_option *tv_options_table(size_t *ret_count);
 /* NULL when there is none of that name ('-' counts as '_'). */
 const struct tv_option *tv_options_find(const char *name, size_t bytes);
 
+/* config.c: set one option unless something of higher rank has set it; a value that does not count
+ * is checked all the same. 0 or -EINVAL with the reason. */
+int tv_config_option_set(struct tv_config *config, const struct tv_option *option,
+                         enum tv_origin origin, const char *text, char *reason,
+                         size_t reason_bytes);
+/* files.c: the keys of the file, then of every <path>.d file named *.conf, in order of their names.
+ * 0 or -EBADMSG with text. */
+int tv_config_read_files(struct tv_config *config, const char *path, char *error,
+                         size_t error_bytes);
+
 #endif
