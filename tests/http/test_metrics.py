@@ -330,19 +330,18 @@ class MetricsTest(unittest.TestCase):
             caller.close()
             late.close()
 
-    def test_hostile_name(self):
-        """A checkpoint's folder may be called anything; its name is a label."""
-        with tempfile.TemporaryDirectory() as folder:
-            name = 'we"ird\\ mo{d}el,le="1"'
-            os.symlink(os.path.realpath(MODEL), os.path.join(folder, name))
-            with RealDaemon(model=os.path.join(folder, name)) as daemon:
-                family = parse(scrape(daemon))[PREFIX + "build_info"]
-                (labels,) = family.samples
-                self.assertEqual(dict(labels)["model"], name)
-
     def test_real(self):
-        """Pages and verdicts of the shipped daemon; every round is judged, each once."""
-        with RealDaemon("--shadow", "all", "--pages", "64") as daemon:
+        """Pages and verdicts of the shipped daemon; every round is judged, each once. A checkpoint's folder may be
+        called anything, and its name is a label."""
+        name = 'we"ird\\ mo{d}el,le="1"'
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(os.path.realpath(MODEL), os.path.join(folder, name))
+            self.real(os.path.join(folder, name), name)
+
+    def real(self, folder, name):
+        with RealDaemon("--shadow", "all", "--pages", "64", model=folder) as daemon:
+            (labels,) = parse(scrape(daemon))[PREFIX + "build_info"].samples
+            self.assertEqual(dict(labels)["model"], name)
             caller = Caller(daemon)
             states = [caller.session(tokens=list(range(1, 150)), lease_s=1 if i == 2 else 60) for i in range(3)]
             for _ in range(3):
