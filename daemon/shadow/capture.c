@@ -1,8 +1,8 @@
 /*
  * capture.c - copies of what a round's kernels were given and gave, and pins on its prefix pages.
  *
- * Owns a round's memory, counted against the queue's bound. Refuses to wait or to fail a round:
- * what does not fit marks the round as not judged.
+ * Owns a round's copies, for all layers taken at once with the first. Refuses to wait or to fail a
+ * round: what does not fit marks the round as not judged, before anything is copied.
  */
 #include <errno.h>
 #include <math.h>
@@ -17,36 +17,8 @@ void tv_shadow_round_free(struct tv_shadow *shadow, struct tv_shadow_round *roun
         return;
     }
     tv_shadow_unpin(shadow, round);
-    for (int32_t l = 0; round->layers != NULL && l < round->layer_count; l++) {
-        free(round->layers[l].block);
-    }
-    free(round->layers);
-    free(round->parents);
-    free(round->pages);
-    free(round->attached.tree.tokens);
-    free(round->attached.tree.parents);
-    free(round->attached.tree.depths);
-    free(round->attached.tree.draft.ids);
-    free(round->attached.tree.draft.probs);
-    free(round->attached.prefix);
-    free(round->attached.logits);
-    free(round->attached.accepted_nodes);
-    (void)atomic_fetch_sub_explicit(&shadow->bytes_held, round->bytes, memory_order_relaxed);
+    tv_shadow_pool_give_back(&shadow->pool, round->stores);
     free(round);
-}
-
-void *tv_shadow_round_take(struct tv_shadow *shadow, struct tv_shadow_round *round, size_t bytes)
-{
-    size_t held =
-        atomic_fetch_add_explicit(&shadow->bytes_held, bytes, memory_order_relaxed) + bytes;
-    void *memory = held <= shadow->params.queue_bytes_max ? calloc(1, bytes > 0 ? bytes : 1) : NULL;
-    if (memory == NULL) {
-        (void)atomic_fetch_sub_explicit(&shadow->bytes_held, bytes, memory_order_relaxed);
-        round->failed = -ENOMEM;
-        return NULL;
-    }
-    round->bytes += bytes;
-    return memory;
 }
 
 static int copies_by_kernels(const struct tv_shadow *shadow)
@@ -70,7 +42,51 @@ int tv_shadow_fetch_sync(const struct tv_shadow *shadow)
     return copies_by_kernels(shadow) ? kernels->sync(kernels) : 0;
 }
 
-/* What is the same for all layers, the mask, and the pins. */
+size_t tv_shadow_round_row_bytes(const struct tv_shadow_round *round)
+{
+    return (size_t)(round->latent_dim + round->rope_dim) * tv_dtype_size(round->dtype);
+}
+
+/* Bytes of a layer's copies. */
+struct sizes {
+    size_t lse, q, out, tail;
+};
+
+static struct sizes sizes_of(const struct tv_shadow_round *round)
+{
+    size_t rows = (size_t)round->nodes * (size_t)round->heads;
+    size_t row_bytes = tv_shadow_round_row_bytes(round);
+    size_t tail_rows = (size_t)(round->prefix_len + round->nodes - round->tail_start);
+    return (struct sizes){.lse = rows * sizeof(float),
+                          .q = rows * row_bytes,
+                          .out = rows * (size_t)round->latent_dim * tv_dtype_size(round->out_dtype),
+                          .tail = tail_rows * row_bytes};
+}
+
+/* Memory for all layers, cut among them: wider elements first, so that all are aligned. */
+static int layers_take(struct tv_shadow_round *round)
+{
+    struct sizes sizes = sizes_of(round);
+    size_t count = (size_t)round->layer_count;
+    size_t stride = sizes.lse + sizes.out + sizes.q + sizes.tail;
+    stride = (stride + sizeof(float) - 1) / sizeof(float) * sizeof(float);
+    round->layers = tv_shadow_round_take(round, count * sizeof *round->layers);
+    char *at = round->layers != NULL ? tv_shadow_round_take(round, count * stride) : NULL;
+    if (at == NULL) {
+        return -ENOMEM;
+    }
+    for (int32_t layer = 0; layer < round->layer_count; layer++) {
+        struct tv_shadow_layer_copy *copy = &round->layers[layer];
+        copy->lse = (float *)(void *)at;
+        copy->out = at + sizes.lse;
+        copy->q = at + sizes.lse + sizes.out;
+        copy->kv_tail = at + sizes.lse + sizes.out + sizes.q;
+        at += stride;
+    }
+    return 0;
+}
+
+/* What is the same for all layers, the mask, the pins, and the memory. */
 static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
                       const struct tv_verify_attn *attn)
 {
@@ -83,7 +99,7 @@ static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
     round->dtype = attn->dtype;
     round->out_dtype = attn->out_dtype;
     size_t nodes = (size_t)round->nodes;
-    round->parents = tv_shadow_round_take(shadow, round, nodes * sizeof *round->parents);
+    round->parents = tv_shadow_round_take(round, nodes * sizeof *round->parents);
     int rc =
         tv_shadow_fetch(shadow, &round->prefix_len, attn->prefix_len, sizeof round->prefix_len);
     if (rc != 0 || round->parents == NULL) {
@@ -97,22 +113,19 @@ static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
         return rc;
     }
     if (copies_by_kernels(shadow)) {
-        return 0; /* the shadow thread cannot read the device: every row is copied */
+        return layers_take(
+            round); /* the shadow thread cannot read the device: every row is copied */
     }
     int32_t full = round->prefix_len / round->page_size;
-    round->pages = tv_shadow_round_take(shadow, round, (size_t)full * sizeof *round->pages);
+    round->pages = tv_shadow_round_take(round, (size_t)full * sizeof *round->pages);
     if (round->pages == NULL) {
         return -ENOMEM;
     }
     memcpy(round->pages, attn->page_table, (size_t)full * sizeof *round->pages);
     round->full_pages = full;
     round->tail_start = full * round->page_size;
-    return tv_shadow_pin(shadow, round);
-}
-
-size_t tv_shadow_round_row_bytes(const struct tv_shadow_round *round)
-{
-    return (size_t)(round->latent_dim + round->rope_dim) * tv_dtype_size(round->dtype);
+    rc = layers_take(round);
+    return rc == 0 ? tv_shadow_pin(shadow, round) : rc;
 }
 
 /* Rows tail_start .. prefix_len + nodes of the layer, page by page. */
@@ -138,22 +151,8 @@ static int tail_fetch(struct tv_shadow *shadow, const struct tv_shadow_round *ro
 static int layer_fetch(struct tv_shadow *shadow, struct tv_shadow_round *round, int32_t layer,
                        const struct tv_verify_attn *attn)
 {
-    struct tv_shadow_layer_copy *copy = &round->layers[layer];
-    size_t rows = (size_t)round->nodes * (size_t)round->heads;
-    size_t q_bytes = rows * tv_shadow_round_row_bytes(round);
-    size_t out_bytes = rows * (size_t)round->latent_dim * tv_dtype_size(round->out_dtype);
-    size_t lse_bytes = rows * sizeof(float);
-    size_t tail_bytes = (size_t)(round->prefix_len + round->nodes - round->tail_start) *
-                        tv_shadow_round_row_bytes(round);
-    copy->block = tv_shadow_round_take(shadow, round, lse_bytes + q_bytes + out_bytes + tail_bytes);
-    if (copy->block == NULL) {
-        return -ENOMEM;
-    }
-    copy->lse = (float *)(void *)copy->block;
-    copy->q = copy->block + lse_bytes;
-    copy->out = copy->block + lse_bytes + q_bytes;
-    copy->kv_tail = copy->block + lse_bytes + q_bytes + out_bytes;
-
+    const struct tv_shadow_layer_copy *copy = &round->layers[layer];
+    struct sizes sizes = sizes_of(round);
     int32_t *owned = NULL;
     const int32_t *page_table = attn->page_table;
     int rc = 0;
@@ -165,9 +164,9 @@ static int layer_fetch(struct tv_shadow *shadow, struct tv_shadow_round *round, 
         rc = rc != 0 ? rc : tv_shadow_fetch_sync(shadow);
         page_table = owned;
     }
-    rc = rc != 0 ? rc : tv_shadow_fetch(shadow, copy->q, attn->q, q_bytes);
-    rc = rc != 0 ? rc : tv_shadow_fetch(shadow, copy->out, attn->out, out_bytes);
-    rc = rc != 0 ? rc : tv_shadow_fetch(shadow, copy->lse, attn->lse, lse_bytes);
+    rc = rc != 0 ? rc : tv_shadow_fetch(shadow, copy->q, attn->q, sizes.q);
+    rc = rc != 0 ? rc : tv_shadow_fetch(shadow, copy->out, attn->out, sizes.out);
+    rc = rc != 0 ? rc : tv_shadow_fetch(shadow, copy->lse, attn->lse, sizes.lse);
     rc = rc != 0 ? rc : tail_fetch(shadow, round, attn, page_table, copy->kv_tail);
     rc = rc != 0 ? rc : tv_shadow_fetch_sync(shadow);
     free(owned);
@@ -211,15 +210,14 @@ int tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void 
     size_t page_bytes = (size_t)round->page_size * row_bytes;
     char *to = kv;
     memset(to, 0xff, tv_shadow_round_kv_bytes(round)); /* NaN in f32 and bf16 alike */
-    if (round->full_pages > 0) {
+    for (int32_t p = 0; p < round->full_pages; p++) {
         if (!tv_shadow_pages_enter(round)) {
             return -ECANCELED;
         }
-        const char *pool = tv_cache_layer(round->cache, layer);
-        for (int32_t p = 0; p < round->full_pages; p++) {
-            memcpy(to + (size_t)p * page_bytes, pool + (size_t)round->pages[p] * page_bytes,
-                   page_bytes);
-        }
+        memcpy(to + (size_t)p * page_bytes,
+               (const char *)tv_cache_layer(round->cache, layer) +
+                   (size_t)round->pages[p] * page_bytes,
+               page_bytes);
         tv_shadow_pages_leave(round);
     }
     memcpy(to + (size_t)round->tail_start * row_bytes, round->layers[layer].kv_tail,

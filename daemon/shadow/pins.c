@@ -50,17 +50,17 @@ void tv_shadow_unpin(struct tv_shadow *shadow, struct tv_shadow_round *round)
 
 int tv_shadow_pages_enter(const struct tv_shadow_round *round)
 {
-    pthread_mutex_lock(&round->shadow->pins_lock);
+    pthread_mutex_lock(&round->shadow->reads_lock);
     if (atomic_load_explicit(&round->lost, memory_order_relaxed) == 0) {
         return 1;
     }
-    pthread_mutex_unlock(&round->shadow->pins_lock);
+    pthread_mutex_unlock(&round->shadow->reads_lock);
     return 0;
 }
 
 void tv_shadow_pages_leave(const struct tv_shadow_round *round)
 {
-    pthread_mutex_unlock(&round->shadow->pins_lock);
+    pthread_mutex_unlock(&round->shadow->reads_lock);
 }
 
 static int is_short(const struct tv_shadow *shadow, int64_t pages)
@@ -141,7 +141,9 @@ void tv_shadow_reclaim(void *context, int64_t pages)
         struct tv_shadow_round *judged = shadow->judged; /* the thread sees it at its next layer */
         if (judged != NULL && (judged->done != NULL) == waited && is_short(shadow, pages) &&
             is_gain(shadow, judged)) {
+            pthread_mutex_lock(&shadow->reads_lock); /* the thread may be in one of them */
             tv_shadow_unpin(shadow, judged);
+            pthread_mutex_unlock(&shadow->reads_lock);
         }
     }
     pthread_mutex_unlock(&shadow->lock);

@@ -25,9 +25,29 @@
 /* Two draws from the same logits part below this margin only (kernels' contract). */
 #define TV_SHADOW_DRAW_MARGIN 2e-5
 
-/* What one layer's kernel was given and gave, in one block of host memory. */
+/* Stores that no round has and that are kept all the same: those of a few rounds, so that rounds
+ * that are judged as fast as they come find memory that is mapped already. */
+#define TV_SHADOW_IDLE_MAX 8
+
+/* A piece of host memory that rounds use one after another; the data follow. */
+struct tv_shadow_store {
+    struct tv_shadow_store *next; /* of the same round, or of the idle ones */
+    size_t capacity, used;        /* bytes of data */
+};
+
+/* Of one shadow. bytes_held + bytes_idle <= bytes_max, always. */
+struct tv_shadow_pool {
+    size_t bytes_max;
+    pthread_mutex_t lock; /* guards what follows; after every other lock, for a few stores */
+    size_t bytes_held;    /* of the stores of all rounds that exist */
+    size_t bytes_idle;
+    int32_t idle_count;
+    struct tv_shadow_store *idle; /* the last used first */
+};
+
+/* What one layer's kernel was given and gave: what is gone when the next layer runs (q, out, lse),
+ * and the rows that the commit moves or a later round may write. All else is read where it is. */
 struct tv_shadow_layer_copy {
-    char *block;   /* owned; NULL until captured */
     void *q;       /* [nodes, heads, latent + rope] of dtype */
     void *out;     /* [nodes, heads, latent] of out_dtype */
     float *lse;    /* [nodes, heads] */
@@ -82,7 +102,7 @@ struct tv_shadow_round {
     struct tv_shadow_layer_copy *layers;
 
     struct tv_shadow_attachment attached;
-    size_t bytes; /* counted against the queue's bound */
+    struct tv_shadow_store *stores; /* the memory of all these arrays */
     tv_shadow_done *done;
     void *done_context;
     int64_t submitted_us;
@@ -112,15 +132,18 @@ struct tv_shadow {
     uint64_t rounds_seen;   /* worker thread: the sampling counter */
     int running;            /* the thread exists */
     pthread_t thread;
-    atomic_size_t bytes_held; /* of all rounds that exist; relaxed: a bound, not an order */
+    struct tv_shadow_pool pool;
 
     atomic_int stopping; /* relaxed: oracles look at it between two steps; set under the lock */
 
-    pthread_mutex_t pins_lock; /* guards pins, and pages of queued or judged rounds while read */
+    /* Held while an oracle reads one prefix page or row, and when a judged round loses them: a live
+     * round that lacks pages waits for that one read, others for none. Before pins_lock. */
+    pthread_mutex_t reads_lock;
+    pthread_mutex_t pins_lock; /* guards pins and pinned; for a few stores */
     uint32_t *pins;            /* [pages of the cache]: rounds that hold the page; NULL: no cache */
     int64_t pinned;            /* pages that some round holds */
 
-    pthread_mutex_t lock; /* before pins_lock; guards what follows, and done of every round in the
+    pthread_mutex_t lock; /* before all others; guards what follows, and done of every round in the
                              queue or judged */
     pthread_cond_t changed;
     struct tv_shadow_round *first, *last; /* waited-for rounds first, each part oldest first */
@@ -136,12 +159,21 @@ int tv_shadow_stopping(const struct tv_shadow *shadow);
 /* Adds one judged (or skipped) round to the totals. Any thread. */
 void tv_shadow_count(struct tv_shadow *shadow, enum tv_shadow_verdict verdict);
 
+/* pool.c: the memory of rounds; any thread. */
+void tv_shadow_pool_init(struct tv_shadow_pool *pool, size_t bytes_max);
+void tv_shadow_pool_finish(struct tv_shadow_pool *pool);
+/* A whole list of a round's stores; some are kept. NULL: no effect. */
+void tv_shadow_pool_give_back(struct tv_shadow_pool *pool, struct tv_shadow_store *stores);
+/* `bytes` for this round, with any content, until the round is freed; NULL and round->failed set
+ * when over the bound. */
+void *tv_shadow_round_take(struct tv_shadow_round *round, size_t bytes);
+
 /* pins.c: hold the round's prefix pages. -ENOSPC: a sampled round beyond its share of the pool. */
 int tv_shadow_pin(struct tv_shadow *shadow, struct tv_shadow_round *round);
-/* The pages are read under this lock. 0: they are gone, and the lock is not held. */
+/* Around the read of one page or row, not more. 0: they are gone, and nothing is to be left. */
 int tv_shadow_pages_enter(const struct tv_shadow_round *round);
 void tv_shadow_pages_leave(const struct tv_shadow_round *round);
-/* Nothing is held: no effect. */
+/* Nothing is held: no effect. With reads_lock when another thread may read the round. */
 void tv_shadow_unpin(struct tv_shadow *shadow, struct tv_shadow_round *round);
 /* A tv_cache_reclaim (context: the shadow): drops judgements, oldest first, until pages are free;
  * those that are waited for, and the one under way, only when the others do not suffice, and none
@@ -156,8 +188,6 @@ int tv_shadow_fetch_sync(const struct tv_shadow *shadow);
 void tv_shadow_capture(struct tv_shadow *shadow, struct tv_shadow_round *round, int32_t layer,
                        const struct tv_verify_attn *attn);
 void tv_shadow_round_free(struct tv_shadow *shadow, struct tv_shadow_round *round);
-/* `bytes` more for this round, zeroed; NULL and round->failed set when over the bound. */
-void *tv_shadow_round_take(struct tv_shadow *shadow, struct tv_shadow_round *round, size_t bytes);
 size_t tv_shadow_round_row_bytes(const struct tv_shadow_round *round);
 /* The round's KV rows of one layer as pages [page_count, page_size, row], unused rows NaN. kv must
  * hold tv_shadow_round_kv_bytes. */

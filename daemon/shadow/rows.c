@@ -111,22 +111,26 @@ static void kv_watch(void *context, int32_t layer, float *kv)
     size_t width = width_of(round);
     double bound = tv_shadow_logit_bound(tv_shadow_spread(kv, (size_t)rows->count * width));
     attention_close(check);
-    if (!tv_shadow_pages_enter(round)) {
-        return; /* the pass stops at its next step */
-    }
     for (int32_t slot = 0; slot < rows->prefix_len + round->nodes; slot++) {
         int32_t row = slot < rows->prefix_len ? slot : rows->row_of[slot - rows->prefix_len];
+        if (!tv_shadow_pages_enter(round)) {
+            return; /* the pass stops at its next step */
+        }
         check->equal &= rows->twins && slot < rows->prefix_len
                             ? prefix_fits(check, layer, slot, kv, bound)
                             : row_fits(round, layer, slot, kv + (size_t)row * width, bound);
+        tv_shadow_pages_leave(round);
     }
     for (int32_t r = 0; rows->twins && r < rows->count; r++) {
+        if (!tv_shadow_pages_enter(round)) {
+            return;
+        }
         for (size_t i = 0; i < width; i++) {
             kv[(size_t)r * width + i] =
                 tv_shadow_round_kv_at(round, layer, rows->slots[r], (int32_t)i);
         }
+        tv_shadow_pages_leave(round);
     }
-    tv_shadow_pages_leave(round);
 }
 
 /* Queries of the tree's rows; those of the prefix were not kept. */

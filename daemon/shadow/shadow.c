@@ -67,8 +67,6 @@ struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, enum tv_shadow
     round->sampled = why == TV_SHADOW_SAMPLED;
     atomic_init(&round->lost, 0);
     round->layer_count = round->config->layers;
-    round->layers =
-        tv_shadow_round_take(shadow, round, (size_t)round->layer_count * sizeof *round->layers);
     return round;
 }
 
@@ -83,25 +81,23 @@ int tv_shadow_wants_path(const struct tv_shadow_round *round)
     return round->want_path;
 }
 
-static void *take_copy(struct tv_shadow *shadow, struct tv_shadow_round *round, const void *data,
-                       size_t bytes)
+static void *take_copy(struct tv_shadow_round *round, const void *data, size_t bytes)
 {
-    void *copy = tv_shadow_round_take(shadow, round, bytes);
+    void *copy = tv_shadow_round_take(round, bytes);
     if (copy != NULL && bytes > 0) {
         memcpy(copy, data, bytes);
     }
     return copy;
 }
 
-static void draft_copy(struct tv_shadow *shadow, struct tv_shadow_round *round,
-                       const struct tv_tree *tree)
+static void draft_copy(struct tv_shadow_round *round, const struct tv_tree *tree)
 {
     struct tv_draft *draft = &round->attached.tree.draft;
     size_t cells = (size_t)tree->count * (size_t)tree->draft.width;
     if (tree->draft.ids != NULL) {
-        draft->ids = take_copy(shadow, round, tree->draft.ids, cells * sizeof *draft->ids);
+        draft->ids = take_copy(round, tree->draft.ids, cells * sizeof *draft->ids);
     }
-    draft->probs = take_copy(shadow, round, tree->draft.probs, cells * sizeof *draft->probs);
+    draft->probs = take_copy(round, tree->draft.probs, cells * sizeof *draft->probs);
     draft->width = tree->draft.width;
 }
 
@@ -113,6 +109,7 @@ void tv_shadow_attach(struct tv_shadow *shadow, struct tv_shadow_round *round,
     size_t nodes = (size_t)tree->count * sizeof(int32_t);
     size_t accepted = (size_t)parity_case->accepted_count;
     size_t row_bytes = (size_t)round->config->vocab * sizeof(float);
+    (void)shadow; /* the round knows whose it is */
     if (round->failed != 0) {
         return;
     }
@@ -122,24 +119,23 @@ void tv_shadow_attach(struct tv_shadow *shadow, struct tv_shadow_round *round,
     attached->pending = parity_case->pending;
     attached->noise = parity_case->noise;
     attached->tree.depth = tree->depth;
-    attached->tree.tokens = take_copy(shadow, round, tree->tokens, nodes);
-    attached->tree.parents = take_copy(shadow, round, tree->parents, nodes);
-    attached->tree.depths = take_copy(shadow, round, tree->depths, nodes);
-    attached->accepted_nodes = take_copy(shadow, round, parity_case->accepted_nodes,
-                                         accepted * sizeof *attached->accepted_nodes);
+    attached->tree.tokens = take_copy(round, tree->tokens, nodes);
+    attached->tree.parents = take_copy(round, tree->parents, nodes);
+    attached->tree.depths = take_copy(round, tree->depths, nodes);
+    attached->accepted_nodes =
+        take_copy(round, parity_case->accepted_nodes, accepted * sizeof *attached->accepted_nodes);
     if (parity_case->prefix != NULL) {
-        attached->prefix = take_copy(shadow, round, parity_case->prefix,
+        attached->prefix = take_copy(round, parity_case->prefix,
                                      (size_t)parity_case->prefix_len * sizeof *attached->prefix);
     }
     attached->all_rows = round->want_path || parity_case->rule.rule == TV_RULE_TYPICAL;
     if (tree->draft.width > 0) {
-        draft_copy(shadow, round, tree);
+        draft_copy(round, tree);
     }
     if (attached->all_rows) {
-        attached->logits =
-            take_copy(shadow, round, parity_case->logits, (size_t)tree->count * row_bytes);
+        attached->logits = take_copy(round, parity_case->logits, (size_t)tree->count * row_bytes);
     } else {
-        attached->logits = tv_shadow_round_take(shadow, round, accepted * row_bytes);
+        attached->logits = tv_shadow_round_take(round, accepted * row_bytes);
         for (size_t i = 0; attached->logits != NULL && i < accepted; i++) {
             size_t node = (size_t)parity_case->accepted_nodes[i];
             memcpy(attached->logits + i * (size_t)round->config->vocab,
@@ -336,7 +332,7 @@ static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
 static void *thread_main(void *context)
 {
     struct tv_shadow *shadow = context;
-    tv_thread_background(); /* live rounds come first; locks are held for a few stores only */
+    tv_thread_background(); /* live rounds come first; what they wait for is a few stores long */
     pthread_mutex_lock(&shadow->lock);
     for (;;) {
         while (shadow->first == NULL && !tv_shadow_stopping(shadow)) {
@@ -400,9 +396,10 @@ int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_mode
     shadow->params.state_dir = NULL;
     shadow->model = model;
     shadow->cache = cache;
-    atomic_init(&shadow->bytes_held, 0);
+    tv_shadow_pool_init(&shadow->pool, params->queue_bytes_max);
     atomic_init(&shadow->stopping, 0);
     (void)pthread_mutex_init(&shadow->lock, NULL); /* default attributes cannot fail */
+    (void)pthread_mutex_init(&shadow->reads_lock, NULL);
     (void)pthread_mutex_init(&shadow->pins_lock, NULL);
     (void)pthread_cond_init(&shadow->changed, NULL);
     int rc = 0;
@@ -448,9 +445,11 @@ void tv_shadow_destroy(struct tv_shadow *shadow)
     if (shadow->cache != NULL) {
         tv_cache_reclaim_set(shadow->cache, NULL, shadow);
     }
+    tv_shadow_pool_finish(&shadow->pool);
     free(shadow->pins);
     (void)pthread_cond_destroy(&shadow->changed);
     (void)pthread_mutex_destroy(&shadow->pins_lock);
+    (void)pthread_mutex_destroy(&shadow->reads_lock);
     (void)pthread_mutex_destroy(&shadow->lock);
     free(shadow->state_dir);
     free(shadow);

@@ -24,6 +24,8 @@ struct tv_shadow_round; /* what the oracle needs of one round, being collected *
 struct tv_shadow_params {
     double probability; /* 0 = off, 1 = all, else sampled share of rounds */
     double path_probability;
+    /* Memory of captured rounds, and of what is kept of earlier ones for those to come: together
+     * never more. A round that does not fit is skipped. */
     size_t queue_bytes_max;
     const char *state_dir; /* reproducers; NULL = none are written */
     /* The worker's backend, for copies out of device memory; NULL: all of it is host memory. */

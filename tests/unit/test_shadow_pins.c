@@ -142,6 +142,30 @@ static void live_rounds_get_the_pages_back(void **state)
     bench_close(&bench);
 }
 
+/* An oracle reads its pages, page by page: a live round that is captured meanwhile, and one that
+ * drops a judgement in the queue, do not wait for that read. They would wait for ever here. */
+static void live_rounds_do_not_wait_for_a_read(void **state)
+{
+    (void)state;
+    struct bench bench;
+    struct tv_parity_violation violations[32];
+    bench_open(&bench, "v3", PAGE, 1.0, QUEUE_BYTES, 0);
+    gate_close(&bench);
+    int64_t before = pages_free(&bench);
+    deleted_round(&bench, TV_SHADOW_SAMPLED, NULL);
+    while (atomic_load(&gate_entered) == 0) {
+        nap();
+    }
+    assert_int_equal(pthread_mutex_lock(&bench.shadow->reads_lock), 0);
+    deleted_round(&bench, TV_SHADOW_SAMPLED, NULL);
+    reserve_whole(&bench, before - FULL_PAGES);
+    assert_int_equal(pages_free(&bench), before - FULL_PAGES);
+    assert_int_equal(totals_of(&bench, violations).skipped, 1);
+    assert_int_equal(pthread_mutex_unlock(&bench.shadow->reads_lock), 0);
+    atomic_store(&gate_open, 1);
+    bench_close(&bench);
+}
+
 /* Of sampled rounds of many sessions a quarter of the pool is held at most. */
 static void a_backlog_holds_a_share_of_the_pool(void **state)
 {
@@ -166,6 +190,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(live_rounds_get_the_pages_back),
+        cmocka_unit_test(live_rounds_do_not_wait_for_a_read),
         cmocka_unit_test(a_backlog_holds_a_share_of_the_pool),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
