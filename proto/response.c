@@ -195,6 +195,15 @@ static void write_hint(struct tv_buf *buf, const struct tv_hint *hint)
     tv_write_raw(buf, "}");
 }
 
+/* Only where something is: no answer of a real model has the member. */
+static void write_made_up(struct tv_buf *buf, unsigned synthetic)
+{
+    if (synthetic != 0) {
+        tv_write_raw(buf, ",\"synthetic\":");
+        tv_write_synthetic(buf, synthetic);
+    }
+}
+
 /* Members of verify, extend, decode and the one-shot call from "accepted" to "digest". */
 static void write_outcome(struct tv_buf *buf, const struct tv_round *round)
 {
@@ -265,6 +274,7 @@ static void write_create(struct tv_buf *buf, const struct tv_round *round)
     tv_write_finish(buf, round->finish);
     tv_write_raw(buf, ",\"sampling\":");
     tv_write_sampling(buf, &round->sampling);
+    write_made_up(buf, round->synthetic);
     tv_write_raw(buf, ",\"lease_expires_at\":");
     tv_write_time(buf, round->lease_expires_unix_ms);
     tv_buf_printf(
@@ -290,6 +300,7 @@ static void write_rollback(struct tv_buf *buf, const struct tv_round *round, int
     tv_write_raw(buf, ",\"next_seq\":");
     tv_write_int(buf, round->next_seq);
     tv_write_finish(buf, round->finish);
+    write_made_up(buf, round->synthetic);
     tv_write_raw(buf, ",\"lease_expires_at\":");
     tv_write_time(buf, round->lease_expires_unix_ms);
     tv_write_raw(buf, ",\"replayed\":");
@@ -307,6 +318,7 @@ static void write_oneshot(struct tv_buf *buf, const struct tv_round *round)
     tv_write_sampling(buf, &round->sampling);
     write_wanted(buf, round);
     write_stats(buf, round);
+    write_made_up(buf, round->synthetic);
     tv_write_raw(buf, "}");
 }
 
@@ -347,6 +359,7 @@ void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int repla
     if (round->hint != NULL) {
         write_hint(buf, round->hint);
     }
+    write_made_up(buf, round->synthetic);
     tv_write_raw(buf, ",\"lease_expires_at\":");
     tv_write_time(buf, round->lease_expires_unix_ms);
     tv_write_raw(buf, ",\"replayed\":");
@@ -453,9 +466,10 @@ void tv_encode_draft(struct tv_buf *buf, const struct tv_tree *tree)
     tv_write_raw(buf, "}");
 }
 
-void tv_encode_scores(struct tv_buf *buf, const float *logprobs, int32_t count)
+void tv_encode_scores(struct tv_buf *buf, const float *logprobs, int32_t count, unsigned synthetic)
 {
     tv_write_raw(buf, "{");
     write_logprobs(buf, logprobs, count);
+    write_made_up(buf, synthetic);
     tv_write_raw(buf, "}");
 }

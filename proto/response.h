@@ -94,6 +94,9 @@ struct tv_hint {
     const int64_t (*verify_us)[2]; /* as in struct tv_model_info */
 };
 
+/* What of the server is made up, for measurements; every answer of a round names it. */
+enum { TV_SYNTHETIC_WEIGHTS = 1, TV_SYNTHETIC_ACCEPTANCE = 2 };
+
 /* The answer of create, fork, verify, extend, decode, rollback and the one-shot verify: `kind` says
  * which members the encoder writes. Arrays are the caller's and outlive the call. */
 struct tv_round {
@@ -129,6 +132,7 @@ struct tv_round {
     int64_t queue_us, gpu_us, total_us;
     int32_t batch;
     const struct tv_hint *hint; /* verify; NULL: none */
+    unsigned synthetic;         /* TV_SYNTHETIC_ bits; 0: no member */
     int64_t lease_expires_unix_ms;
 };
 
@@ -154,6 +158,8 @@ struct tv_model_info {
     int64_t pages_total, pages_free; /* free: a round can have them */
     int64_t pages_cached;            /* of the free ones, those that hold prefixes for reuse */
     struct tv_limits_info limits;
+    unsigned synthetic;         /* TV_SYNTHETIC_ bits; 0: null */
+    int64_t device_allocations; /* since the start was done; below 0: null */
     double noise;
     int32_t verify_us_count;
     const int64_t (*verify_us)[2]; /* [verify_us_count] {nodes, microseconds}, measured */
@@ -211,7 +217,7 @@ struct tv_batch_answer {
 };
 void tv_encode_batch(struct tv_buf *buf, const struct tv_batch_answer *answers, int32_t count);
 /* One log-probability per node, null for node 0. */
-void tv_encode_scores(struct tv_buf *buf, const float *logprobs, int32_t count);
+void tv_encode_scores(struct tv_buf *buf, const float *logprobs, int32_t count, unsigned synthetic);
 void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info);
 void tv_encode_health(struct tv_buf *buf);
 void tv_encode_ready(struct tv_buf *buf, int ready, const struct tv_ready_check *checks,

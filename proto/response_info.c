@@ -87,6 +87,15 @@ static void write_features(struct tv_buf *buf)
                  ",\"logits\":\"raw\",\"logprobs\":\"filtered\",\"noise\":");
 }
 
+void tv_write_synthetic(struct tv_buf *buf, unsigned synthetic)
+{
+    int weights = (synthetic & TV_SYNTHETIC_WEIGHTS) != 0;
+    int acceptance = (synthetic & TV_SYNTHETIC_ACCEPTANCE) != 0;
+
+    tv_buf_printf(buf, "[%s%s%s]", weights ? "\"weights\"" : "", weights && acceptance ? "," : "",
+                  acceptance ? "\"acceptance\"" : "");
+}
+
 void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info)
 {
     tv_write_raw(buf, "{\"name\":");
@@ -120,7 +129,19 @@ void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info)
     tv_write_real(buf, info->noise);
     tv_write_raw(buf, ",\"verify_us\":");
     tv_write_curve(buf, info->verify_us, info->verify_us_count);
-    tv_write_raw(buf, ",\"taps\":[],\"synthetic\":null,\"versions\":{\"treeverify\":");
+    tv_write_raw(buf, ",\"taps\":[],\"synthetic\":");
+    if (info->synthetic != 0) {
+        tv_write_synthetic(buf, info->synthetic);
+    } else {
+        tv_write_raw(buf, "null");
+    }
+    tv_write_raw(buf, ",\"device_allocations\":");
+    if (info->device_allocations >= 0) {
+        tv_write_int(buf, info->device_allocations);
+    } else {
+        tv_write_raw(buf, "null");
+    }
+    tv_write_raw(buf, ",\"versions\":{\"treeverify\":");
     tv_write_text(buf, info->version);
     write_string(buf, "kernels", info->kernels_variant);
     write_string(buf, "http", info->http_library);

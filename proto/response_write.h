@@ -35,6 +35,8 @@ void tv_write_finish(struct tv_buf *buf, enum tv_finish finish);
 void tv_write_kernel(struct tv_buf *buf, const struct tv_parity_kernel *kernel);
 /* The cost curve: [[nodes, microseconds], ..]. */
 void tv_write_curve(struct tv_buf *buf, const int64_t (*points)[2], int32_t count);
+/* ["weights","acceptance"], those of the TV_SYNTHETIC_ bits that are set. */
+void tv_write_synthetic(struct tv_buf *buf, unsigned synthetic);
 void tv_write_state(struct tv_buf *buf, const struct tv_session_state *state);
 
 #endif

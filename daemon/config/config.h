@@ -65,6 +65,8 @@ struct tv_config {
     int32_t drain_grace_s, drain_max_s;
     int32_t http_threads;
     int poison; /* NaN in unused pages (tests) */
+    int synthetic_weights;
+    uint64_t synthetic_seed; /* of them */
     int check_only, print_only, help, version;
     char log_level[8];
     unsigned char origin[TV_CONFIG_OPTIONS_MAX];      /* enum tv_origin of each option's value */

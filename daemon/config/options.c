@@ -338,6 +338,38 @@ static int parse_flag(const struct tv_option *option, struct tv_config *config, 
     return 0;
 }
 
+static int parse_synthetic(const struct tv_option *option, struct tv_config *config,
+                           const char *text, char *reason, size_t reason_bytes)
+{
+    char *end = NULL;
+    (void)option; /* the only option of its type */
+    if (strcmp(text, "off") == 0) {
+        config->synthetic_weights = 0;
+        config->synthetic_seed = 0;
+        return 0;
+    }
+    errno = 0;
+    unsigned long long seed = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno == ERANGE) {
+        (void)snprintf(reason, reason_bytes, "a seed from 0 to 2^64 - 1 or off is needed");
+        return -EINVAL;
+    }
+    config->synthetic_weights = 1;
+    config->synthetic_seed = seed;
+    return 0;
+}
+
+static void print_synthetic(const struct tv_option *option, const struct tv_config *config,
+                            FILE *out)
+{
+    (void)option; /* the only option of its type */
+    if (config->synthetic_weights) {
+        (void)fprintf(out, "%llu", (unsigned long long)config->synthetic_seed);
+    } else {
+        (void)fprintf(out, "off");
+    }
+}
+
 #define AT(member)   offsetof(struct tv_config, member)
 #define TEXT(member) 0, (int64_t)sizeof((struct tv_config *)0)->member
 #define INT(name, member, low, high, help)                                                         \
@@ -428,6 +460,10 @@ static const struct tv_option table[] = {
     INT("http_threads", http_threads, 1, 64, "threads of the work listener"),
     {"poison", "on|off", "fill unused pages with NaN (tests)", parse_switch, print_switch,
      AT(poison), 0, 0},
+    {"synthetic_weights", "SEED|off",
+     "random weights for measurements, in the shapes of the model folder's config.json, of which "
+     "nothing else is read; every answer says so",
+     parse_synthetic, print_synthetic, AT(synthetic_weights), 0, 0},
     {"log_level", "error|warning|info|debug", "least important lines that are logged",
      parse_log_level, tv_options_print_text, AT(log_level), TEXT(log_level)},
     FLAG("check_config", check_only, "check the configuration and end"),

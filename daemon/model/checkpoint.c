@@ -220,6 +220,13 @@ static int entries_set(struct tv_checkpoint *checkpoint)
     return 0;
 }
 
+/* Of tensors without files, whose names all differ. */
+static int invented_compare(const void *left, const void *right)
+{
+    const struct tv_checkpoint_entry *a = left, *b = right;
+    return strcmp(a->tensor->name, b->tensor->name);
+}
+
 static int duplicates_check(const struct tv_checkpoint *checkpoint,
                             struct tv_model_error *ret_error)
 {
@@ -307,19 +314,24 @@ static int shards_open(struct tv_checkpoint *checkpoint, struct tv_model_error *
     return err;
 }
 
+/* The folder and its config.json. */
+static int folder_open(const char *dir, struct tv_checkpoint *checkpoint,
+                       struct tv_model_error *ret_error)
+{
+    checkpoint->folder_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (checkpoint->folder_fd < 0) {
+        return tv_model_refuse(ret_error, "folder '%.300s': %s", dir, strerror(errno));
+    }
+    int err = object_read(checkpoint->folder_fd, "config.json", CONFIG_BYTES_MAX,
+                          &checkpoint->config, ret_error);
+    return err == -ENOENT ? tv_model_refuse(ret_error, "config.json is not in the folder") : err;
+}
+
 int tv_checkpoint_open(const char *dir, struct tv_checkpoint *ret_checkpoint,
                        struct tv_model_error *ret_error)
 {
     struct tv_checkpoint checkpoint = {0};
-    checkpoint.folder_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (checkpoint.folder_fd < 0) {
-        return tv_model_refuse(ret_error, "folder '%.300s': %s", dir, strerror(errno));
-    }
-    int err = object_read(checkpoint.folder_fd, "config.json", CONFIG_BYTES_MAX, &checkpoint.config,
-                          ret_error);
-    if (err == -ENOENT) {
-        err = tv_model_refuse(ret_error, "config.json is not in the folder");
-    }
+    int err = folder_open(dir, &checkpoint, ret_error);
     if (err == 0) {
         err = shards_open(&checkpoint, ret_error);
     }
@@ -340,8 +352,69 @@ int tv_checkpoint_open(const char *dir, struct tv_checkpoint *ret_checkpoint,
     return 0;
 }
 
+int tv_checkpoint_invent(const char *dir, uint64_t seed, struct tv_checkpoint *ret_checkpoint,
+                         struct tv_model_error *ret_error)
+{
+    struct tv_checkpoint checkpoint = {.synthetic = 1, .seed = seed};
+    int err = folder_open(dir, &checkpoint, ret_error);
+    if (err != 0) {
+        tv_checkpoint_finish(&checkpoint);
+        return err;
+    }
+    *ret_checkpoint = checkpoint;
+    return 0;
+}
+
+int tv_checkpoint_invent_tensor(struct tv_checkpoint *checkpoint, const char *name,
+                                enum tv_dtype dtype, int32_t rows, int32_t cols,
+                                uint32_t *ret_number)
+{
+    if (checkpoint->entry_count == checkpoint->invented_capacity) {
+        size_t capacity =
+            checkpoint->invented_capacity > 0 ? 2 * checkpoint->invented_capacity : 1024;
+        struct tv_safetensors_tensor *grown =
+            realloc(checkpoint->invented, capacity * sizeof *grown);
+        if (grown == NULL) {
+            return -ENOMEM;
+        }
+        checkpoint->invented = grown;
+        checkpoint->invented_capacity = capacity;
+    }
+    char *copy = strdup(name);
+    if (copy == NULL) {
+        return -ENOMEM;
+    }
+    *ret_number = (uint32_t)checkpoint->entry_count;
+    struct tv_safetensors_tensor tensor = {.name = copy,
+                                           .dtype = dtype == TV_F32 ? "F32" : "BF16",
+                                           .bits = 8 * (int32_t)tv_dtype_size(dtype),
+                                           .rank = rows > 0 ? 2 : 1,
+                                           .shape = {rows > 0 ? rows : cols, cols}};
+    checkpoint->invented[checkpoint->entry_count++] = tensor;
+    return 0;
+}
+
+int tv_checkpoint_invented(struct tv_checkpoint *checkpoint)
+{
+    checkpoint->entries = calloc(checkpoint->entry_count + 1, sizeof *checkpoint->entries);
+    if (checkpoint->entries == NULL) {
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < checkpoint->entry_count; i++) {
+        checkpoint->entries[i] =
+            (struct tv_checkpoint_entry){.tensor = &checkpoint->invented[i], .served = 1};
+    }
+    qsort(checkpoint->entries, checkpoint->entry_count, sizeof *checkpoint->entries,
+          invented_compare);
+    return 0;
+}
+
 void tv_checkpoint_finish(struct tv_checkpoint *checkpoint)
 {
+    for (size_t i = 0; checkpoint->invented != NULL && i < checkpoint->entry_count; i++) {
+        free((void *)(uintptr_t)checkpoint->invented[i].name); /* made here */
+    }
+    free(checkpoint->invented);
     for (size_t i = 0; i < checkpoint->file_count; i++) {
         tv_safetensors_finish(&checkpoint->files[i]);
     }

@@ -77,7 +77,7 @@ static int options_set(struct tv_model *model, const struct tv_model_options *op
                        struct tv_model_error *ret_error)
 {
     model->options = *options;
-    if (options->max_len > model->config.max_position) {
+    if (options->max_len > model->config.max_position && !options->synthetic) {
         (void)tv_model_refuse(ret_error,
                               "max_len %d is above max_position_embeddings %d of config.json",
                               options->max_len, model->config.max_position);
@@ -125,7 +125,10 @@ int tv_model_load(struct tv_kernels *kernels, const char *dir,
     }
     model->kernels = kernels;
     model->name = name_of(dir);
-    int err = model->name == NULL ? -ENOMEM : tv_checkpoint_open(dir, &checkpoint, ret_error);
+    int err = model->name == NULL ? -ENOMEM
+              : options->synthetic
+                  ? tv_checkpoint_invent(dir, options->synthetic_seed, &checkpoint, ret_error)
+                  : tv_checkpoint_open(dir, &checkpoint, ret_error);
     if (err == 0) {
         err = model_fill(model, &checkpoint, options, ret_error);
         tv_checkpoint_finish(&checkpoint);

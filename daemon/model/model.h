@@ -49,6 +49,10 @@ struct tv_model_options {
     int32_t rows_max;     /* rows of one forward pass (activation buffers) */
     int32_t requests_max; /* items of one verify pass */
     int32_t page_size;    /* of the cache it will run on */
+    /* 1: random weights of this seed in place of the folder's, of which config.json alone is read.
+     * For measurements: then max_len may exceed what the checkpoint was made for. */
+    int synthetic;
+    uint64_t synthetic_seed;
 };
 
 /* Why a checkpoint was refused: file, tensor or field, byte counts. */

@@ -2,7 +2,8 @@
  * model_id.c - the name of what is served: SHA-256 over served fields and served tensors.
  *
  * The hash of a tensor covers its stored bytes, so the id depends neither on shards nor on backend,
- * page size or version. Tensors are hashed by a few threads; their order in the id is by name.
+ * page size or version. Tensors are hashed by a few threads; their order in the id is by name. A
+ * tensor without bytes has its seed in their place.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -31,6 +32,18 @@ struct hashing {
     int err;
     struct tv_model_error *error;
 };
+
+static void seed_hash(uint64_t seed, struct sum *ret_sum)
+{
+    struct tv_sha256 hash;
+    uint8_t bytes[8]; /* low byte first */
+    for (int i = 0; i < 8; i++) {
+        bytes[i] = (uint8_t)(seed >> 8 * i);
+    }
+    tv_sha256_init(&hash);
+    tv_sha256_update(&hash, bytes, sizeof bytes);
+    tv_sha256_finish(&hash, ret_sum->bytes);
+}
 
 static int entry_hash(const struct tv_checkpoint_entry *entry, char *buffer, struct sum *ret_sum,
                       struct tv_model_error *ret_error)
@@ -160,7 +173,12 @@ int tv_model_id_compute(const struct tv_model_config *config,
         free(hashing.sums);
         return -ENOMEM;
     }
-    tensors_hash(&hashing);
+    for (size_t i = 0; checkpoint->synthetic && i < checkpoint->entry_count; i++) {
+        seed_hash(checkpoint->seed, &hashing.sums[i]);
+    }
+    if (!checkpoint->synthetic) {
+        tensors_hash(&hashing);
+    }
     if (hashing.err == 0) {
         tv_sha256_init(&hash);
         text_add(&hash, "treeverify-model-v1");

@@ -42,6 +42,9 @@ static int bind(struct tv_weights_read *read, struct tv_model_tensor *ret_tensor
     va_start(arguments, format);
     name_set(&tensor, format, arguments);
     va_end(arguments);
+    if (read->checkpoint->synthetic) {
+        return tv_weights_invent(read, &tensor, ret_tensor);
+    }
     int err = tv_weights_fetch(read, &tensor);
     const void *device = NULL;
     if (err == 0) {
@@ -77,7 +80,8 @@ static int bind_rope(struct tv_weights_read *read, struct tv_model_tensor *ret_t
 {
     const struct tv_model_config *config = &read->model->config;
     int32_t rows = heads * head_rows;
-    if (config->rope_interleave) {
+    /* what is invented is as good in one order as in the other */
+    if (config->rope_interleave || read->checkpoint->synthetic) {
         return bind(read, ret_tensor, rows, cols, 0, "model.layers.%d.self_attn.%s.weight", layer,
                     name);
     }
@@ -130,6 +134,10 @@ static int bind_kv_b(struct tv_weights_read *read, struct tv_model_layer_weights
     struct tv_weights_tensor tensor = {.rows = heads * (nope + v), .cols = latent};
     (void)snprintf(tensor.name, sizeof tensor.name, "model.layers.%d.self_attn.kv_b_proj.weight",
                    layer);
+    if (read->checkpoint->synthetic) {
+        return tv_weights_invent_kv_b(read, &tensor, &weights->k_up, &weights->v_up,
+                                      &extra->k_up_t);
+    }
     int err = tv_weights_fetch(read, &tensor);
     if (err == 0) {
         err = tv_weights_wide(read, tensor.bytes);
@@ -233,6 +241,10 @@ static int experts_flags(struct tv_weights_read *read, int32_t layer, int *ret_f
 {
     static const char *const parts[] = {"gate_proj", "up_proj", "down_proj"};
     int seen = 0;
+    if (read->checkpoint->synthetic) {
+        *ret_flags = 0; /* all bf16 */
+        return 0;
+    }
     for (int32_t e = 0; e < read->model->config.experts; e++) {
         for (size_t p = 0; p < 3; p++) {
             char name[192];
@@ -312,7 +324,7 @@ static int bind_feed_forward(struct tv_weights_read *read, int32_t layer)
     int err = bind(read, &w->router, config->experts, config->hidden, TV_WEIGHTS_F32,
                    "model.layers.%d.mlp.gate.weight", layer);
     if (err == 0 && config->topk_method == TV_TOPK_NOAUX_TC) {
-        err = bind(read, &w->router_bias, 1, config->experts, NORM_FLAGS,
+        err = bind(read, &w->router_bias, 1, config->experts, NORM_FLAGS | TV_WEIGHTS_BIAS,
                    "model.layers.%d.mlp.gate.e_score_correction_bias", layer);
     }
     if (err == 0) {
@@ -334,6 +346,9 @@ static int bind_head(struct tv_weights_read *read)
         return bind(read, &model->weights.head, config->vocab, config->hidden, 0, "lm_head.weight");
     }
     model->weights.head = model->weights.embed;
+    if (read->checkpoint->synthetic) {
+        return 0;
+    }
     const struct tv_checkpoint_entry *head = tv_checkpoint_find(read->checkpoint, "lm_head.weight");
     if (head == NULL) {
         return 0;
@@ -433,6 +448,9 @@ int tv_model_weights_load(struct tv_model *model, struct tv_checkpoint *checkpoi
     }
     if (err == 0) {
         err = bind_head(&read);
+    }
+    if (err == 0 && checkpoint->synthetic) {
+        err = tv_checkpoint_invented(checkpoint);
     }
     if (err == 0) {
         rest_log(&read);

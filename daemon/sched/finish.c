@@ -298,6 +298,7 @@ static void round_complete(struct tv_sched *sched, struct job *job)
     round->margin_min = job->margin_min;
     round->near_tie = job->has_margin && gap_of(job) < tv_engine_near_tie(sched->engine);
     round->rule = job->rule.rule;
+    round->synthetic = sched->synthetic;
     round->next_seq = round->seq + 1;        /* a create has seq 0 */
     round->committed_len = job->token_count; /* one-shot: the prefix */
     round->accept_len_mean = (double)round->new_count;

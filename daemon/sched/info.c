@@ -44,6 +44,8 @@ static void answer_model(struct tv_sched *sched, struct tv_call *call)
         .max_len = engine->max_len,
         .page_size = sched->config->page_size,
         .limits = sched->limits_info,
+        .synthetic = sched->synthetic,
+        .device_allocations = facts.device_allocations,
         .noise = engine->noise,
     };
     memcpy(info.model_id, facts.model_id, sizeof info.model_id);

@@ -136,6 +136,7 @@ struct tv_sched {
     struct tv_request_limits limits;
     struct tv_limits_info limits_info;
     int64_t launch_us_max;    /* an engine call without progress for longer is not ready */
+    unsigned synthetic;       /* TV_SYNTHETIC_ bits of every answer; not changed later */
     const char *http_library; /* NULL until the listeners say; not changed later */
 
     struct tv_sessions table;  /* its lock guards everything below but what says otherwise */

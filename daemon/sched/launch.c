@@ -211,7 +211,7 @@ static void score_settle(struct tv_sched *sched, struct job *job, const struct t
     struct tv_buf body;
     tv_sched_prefix_publish(sched, job);
     tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
-    tv_encode_scores(&body, out->scores, tree_of(job)->count);
+    tv_encode_scores(&body, out->scores, tree_of(job)->count, sched->synthetic);
     tv_sched_job_answer(sched, job, 200, "application/json", &body);
 }
 

@@ -410,6 +410,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
                                         .model_max_len = engine->max_len};
     struct tv_engine_facts facts;
     tv_engine_facts(engine, &facts);
+    sched->synthetic = facts.synthetic;
     memcpy(params.model_id, facts.model_id, sizeof params.model_id);
     int rc = tv_sessions_init(&sched->table, &params);
     if (rc == 0) {

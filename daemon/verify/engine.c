@@ -552,6 +552,9 @@ int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
     if (rc != 0) {
         goto fail;
     }
+    if (kernels->allocations != NULL) {
+        self->engine.allocations_start = kernels->allocations(kernels);
+    }
     *ret_engine = &self->engine;
     return 0;
 fail:

@@ -69,6 +69,7 @@ struct tv_verify_engine {
     float *test_logits;   /* [slices + nodes, vocab], the start's */
     float *test_repeat;   /* the same shape, of a repeat */
     uint8_t test_sum[32];
+    int test_judged; /* an oracle has seen the start's logits */
 };
 
 /* rows.c - what becomes of a launch's logits. `logits` is the device pointer of row 0. */

@@ -14,6 +14,7 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
                                     .weights_dtype = "none",
                                     .kv_dtype = "none",
                                     .variant = "none",
+                                    .device_allocations = -1,
                                     .prefix = TV_CACHE_PREFIX_OFF};
     if (engine->model != NULL) {
         const struct tv_model_config *config = tv_model_config(engine->model);
@@ -23,6 +24,7 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
         facts.layers = config->layers;
         facts.heads = config->heads;
         memcpy(facts.model_id, tv_model_id(engine->model), sizeof facts.model_id);
+        facts.synthetic = tv_model_options(engine->model)->synthetic ? TV_SYNTHETIC_WEIGHTS : 0u;
         facts.tokenizer_sha256 = tv_model_tokenizer_sha256(engine->model);
     }
     if (engine->cache != NULL) {
@@ -34,6 +36,10 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
     }
     if (engine->kernels != NULL) {
         facts.variant = engine->kernels->variant;
+        if (engine->kernels->allocations != NULL) {
+            facts.device_allocations = (int64_t)(engine->kernels->allocations(engine->kernels) -
+                                                 engine->allocations_start);
+        }
         facts.weights_apart = !engine->kernels->host_memory;
     }
     *ret_facts = facts;

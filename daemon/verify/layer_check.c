@@ -59,7 +59,9 @@ void tv_engine_layer_check(void *context, int32_t layer, const struct tv_verify_
 {
     struct tv_engine_layer_check *check = context;
     struct tv_kernels *kernels = check->kernels;
-    check->judge->layer(check->judge->context, layer, attn);
+    if (check->judge != NULL) {
+        check->judge->layer(check->judge->context, layer, attn);
+    }
     if (check->rc != 0) {
         return;
     }

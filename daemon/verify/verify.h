@@ -125,6 +125,7 @@ struct tv_engine {
     struct tv_model *model; /* NULL in an engine without one */
     struct tv_cache *cache; /* NULL in an engine without one */
     struct tv_kernels *kernels;
+    uint64_t allocations_start; /* of the device's memory, before the first call */
     /* Set by who drives the engine, or NULL: called in the middle of a prefill, where it may call
      * verify for other contexts and nothing else. */
     void (*between)(void *context);
@@ -142,6 +143,9 @@ struct tv_engine_facts {
     const char *variant; /* of the backend; "none" without */
     int64_t kv_bytes;    /* of the pool */
     int weights_apart;   /* in a device's own memory: only the worker may copy from it */
+    unsigned synthetic;  /* TV_SYNTHETIC_ bits */
+    /* Since the engine was created; -1: memory is the host's. */
+    int64_t device_allocations;
 };
 /* Any thread. */
 void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret_facts);
@@ -175,8 +179,9 @@ struct tv_judge {
 };
 
 /* The real engine on a loaded model and its cache (both outlive it). Runs the self-test: attention
- * against the naive kernel, both forms against the judge. -EIO: it failed; -EDOM: the checkpoint is
- * what failed, in the judge's own arithmetic; detail says how. */
+ * against the naive kernel, both forms against the judge (NULL: nobody, and noise stays 0). -EIO:
+ * it failed; -EDOM: the checkpoint is what failed, in the judge's own arithmetic; detail says how.
+ */
 int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
                             struct tv_cache *cache, const struct tv_judge *judge,
                             struct tv_engine **ret_engine, char *detail, size_t detail_bytes);

@@ -7,6 +7,7 @@
  * costs there is printed beside it from replays of its recording, with bf16 rows. With
  * TV_BENCH_STRICT=1 it fails below 300 tokens/s or above 4 x for 32 nodes (the kjv-mla-8m bounds);
  * with TV_BENCH_CPU_TIME=1 it counts processor time, which a busy machine disturbs less (1 thread).
+ * With TV_BENCH_SYNTHETIC=SEED the folder needs a config.json alone, and weights are random.
  * The mask (hexadecimal, kernels/cpu_features.h) names the instruction sets that may be used.
  */
 #include <stdio.h>
@@ -231,6 +232,11 @@ static int bench_open(struct bench *bench, const char *dir, int32_t threads, int
     struct tv_model_options options = {
         .rows_max = prefix, .requests_max = 1, .page_size = PAGE_SIZE};
     struct tv_model_error error = {{0}};
+    const char *seed = getenv("TV_BENCH_SYNTHETIC");
+    if (seed != NULL) {
+        options.synthetic = 1;
+        options.synthetic_seed = strtoull(seed, NULL, 10);
+    }
     if (tv_kernels_create(backend, &kernel_options, &bench->kernels) != 0) {
         fprintf(stderr, "no backend %s\n", backend);
         return 1;

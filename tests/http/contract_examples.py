@@ -94,7 +94,7 @@ def check_example(contract, path):
         assert not accepted or code not in SCHEMA_REFUSES or not exact, f"{path}: accepted"
         assert accepted or code is not None, f"{path}: refused by the schema"
     optional = {"alternative", "pointer", "node", "session_state", "topk", "logprobs", "logits", "shadow", "skipped"}
-    optional |= {"typical"}
+    optional |= {"synthetic", "typical"}
     for what, changed in mutations(copy.deepcopy(answer)):
         if what.split(": ")[-1].removeprefix("without ") in optional:
             continue

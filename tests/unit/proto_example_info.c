@@ -121,9 +121,14 @@ static void encode_model(struct tv_buf *buf, const struct tv_json_value *root)
                                  .pages_free = number(pages, "free"),
                                  .pages_cached = number(pages, "cached"),
                                  .limits = read_limits(need(root, "limits")),
+                                 .synthetic = synthetic(root),
+                                 .device_allocations = -1,
                                  .noise = real(root, "noise"),
                                  .verify_us = (const int64_t(*)[2])costs};
 
+    if (tv_json_type(need(root, "device_allocations")) != TV_JSON_NULL) {
+        info.device_allocations = number(root, "device_allocations");
+    }
     snprintf(info.epoch, sizeof(info.epoch), "%s", text(root, "epoch"));
     hex(root, "model_id", info.model_id, 32);
     if (tv_json_type(need(root, "tokenizer_sha256")) != TV_JSON_NULL) {
@@ -150,7 +155,7 @@ static void encode_scores(struct tv_buf *buf, const struct tv_json_value *root)
         (void)tv_json_double(document, v, &score); /* null stays minus infinity */
         scores[count++] = (float)score;
     }
-    tv_encode_scores(buf, scores, count);
+    tv_encode_scores(buf, scores, count, synthetic(root));
 }
 
 int example_encode_info(struct tv_buf *buf, const char *method, const char *path,

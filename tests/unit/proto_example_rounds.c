@@ -189,7 +189,7 @@ void example_encode_round(struct tv_buf *buf, enum tv_call_kind kind,
                           const struct tv_json_value *root)
 {
     struct parts parts = {0};
-    struct tv_round round = {.kind = kind};
+    struct tv_round round = {.kind = kind, .synthetic = synthetic(root)};
     int replayed = 0;
 
     if (tv_json_member(root, "outcome") != NULL) {

@@ -146,6 +146,23 @@ static inline struct tv_sampling_state sampling(const struct tv_json_value *obje
         .typical_delta = typical != NULL ? real(typical, "delta") : 0};
 }
 
+/* TV_SYNTHETIC_ bits of a member that may be missing or null. */
+static inline unsigned synthetic(const struct tv_json_value *object)
+{
+    const struct tv_json_value *list = tv_json_member(object, "synthetic");
+    unsigned bits = 0;
+
+    if (list == NULL || tv_json_type(list) == TV_JSON_NULL) {
+        return 0;
+    }
+    for (const struct tv_json_value *v = tv_json_first(list); v != NULL; v = tv_json_next(v)) {
+        const char *name = tv_json_string(v, NULL);
+        assert_non_null(name);
+        bits |= strcmp(name, "weights") == 0 ? TV_SYNTHETIC_WEIGHTS : TV_SYNTHETIC_ACCEPTANCE;
+    }
+    return bits;
+}
+
 /* proto_example_rounds.c: a session's state; encode the answer of a round again from its members.
  */
 void example_read_state(const struct tv_json_value *value, struct tv_session_state *state);
