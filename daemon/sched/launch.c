@@ -107,10 +107,12 @@ void tv_sched_judged_settle(struct tv_sched *sched, struct job *job, int drainin
 static int shadow_submit(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
                          struct tv_shadow_round *captured)
 {
+    static const int32_t nothing[1]; /* a one-shot without a prompt has none to point at */
     const struct tv_session *session = job->session;
+    const int32_t *prompt = job->tokens != NULL ? job->tokens : nothing;
     if (captured != NULL) {
         struct tv_parity_case fast = {
-            .prefix = session != NULL ? session->tokens : job->tokens,
+            .prefix = session != NULL ? session->tokens : prompt,
             .prefix_len = session != NULL ? session->len + job->staged : job->token_count,
             .tree = tree_of(job),
             .rule = job->rule,

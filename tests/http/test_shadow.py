@@ -141,6 +141,29 @@ class ShadowTest(unittest.TestCase):
             with start() as daemon:
                 self.assertEqual(self.run_cli(daemon, kept).returncode, 0)
 
+    def test_a_round_behind_nothing_is_judged(self):
+        """A one-shot call without a prompt: both oracles judge it, and a violation leaves a body that fails again."""
+        tree = {"tokens": [3, 4, 5], "parents": [-1, 0, 0]}
+        with tempfile.TemporaryDirectory() as folder:
+            switch = os.path.join(folder, "on")
+            env = {"TV_PLANT": "late", "TV_PLANT_FILE": switch, "XDG_STATE_HOME": folder}
+            with start(PLANTED, "--shadow", "all", "--shadow-path-p", "1", env=env) as daemon:
+                client = daemon.client()
+                client.post("/v1/verify", {"tokens": [], "tree": tree})
+                totals = await_rounds(client, 2)
+                self.assertEqual((totals["rounds"]["exact"], totals["rounds"]["skipped"]), (2, 0), totals)
+                with open(switch, "w", encoding="ascii"):
+                    pass
+                client.post("/v1/verify", {"tokens": [], "tree": tree})
+                totals = await_rounds(client, 4)
+                self.assertEqual((totals["rounds"]["violation"], totals["rounds"]["skipped"]), (1, 0), totals)
+                (entry,) = totals["violations"]
+                self.assertEqual((entry["kind"], entry["reproducer"]), ("path", True))
+                body = client.get(f"/v1/parity/violations/{entry['n']}")
+                self.assertEqual((body["tokens"], body["tree"]), ([], tree))
+                self.assertFalse(client.post("/v1/parity", body)["ok"])
+                client.close()
+
     def test_a_move_that_fails_is_found(self):
         """The commit of a round whose second accepted node does not lie second; its reproducer fails again."""
         greedy = {"rule": "greedy", "seed": "3"}
