@@ -58,6 +58,10 @@ static void rope_type_read(struct tv_config_read *rope, struct tv_model_config *
 {
     const char *type = tv_config_text(rope, "rope_type", NULL);
     const char *old_type = tv_config_text(rope, "type", type);
+    if (type == NULL && old_type == NULL && tv_config_member(rope, "factor") != NULL) {
+        tv_config_refuse(rope, "rope_type", "is missing beside a factor");
+        return;
+    }
     if (type == NULL) {
         type = old_type != NULL ? old_type : "default";
     } else if (strcmp(type, old_type) != 0) {
