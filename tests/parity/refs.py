@@ -1,8 +1,9 @@
 """Logits of every bundled checkpoint against the third-party references, through the HTTP API.
 
 For page sizes 16, 64 and 128 with unused KV rows poisoned: seq_* by chain trees in one launch, tree_* as
-they are, and trees of sessions prefilled in one piece and in pieces of 1, 7, 64 and 65 tokens, which must
-also answer the bits of a one-shot call on the same prefix. Bounds: kernels/README.md ("What counts as equal").
+they are, and both behind sessions prefilled in one piece and in pieces of 1, 7, 64 and 65 tokens, which must
+also answer the bits of a one-shot call on the same prefix. No prefix is kept (--prefix-cache off), so every
+piece is computed. Bounds: kernels/README.md ("What counts as equal").
 
 With --kv-dtype bf16 the logits are those of rounded rows: they are held to the bounds in BF16, measured
 once per checkpoint (on an H200 and on a processor), and the bits must still be the same in every cut.
@@ -157,34 +158,46 @@ def seed_that_draws(token, position, vocab):
     raise AssertionError(f"no seed draws {token} at {position}")
 
 
-def reference_tree(refs):
-    """(prefix, tokens, parents, rows of the launch that have references, their logits): the random
-    tree, or a chain of the sequence for a checkpoint without trees."""
-    if "tree_prefix" in refs:
-        prefix = [int(t) for t in refs["tree_prefix"]]
-        tokens = [prefix[-1], *(int(t) for t in refs["tree_random_tokens"])]
-        parents = [-1, *(int(p) + 1 for p in refs["tree_random_parents"])]
-        return prefix[:-1], tokens, parents, slice(1, None), refs["tree_random_logits"]
+def reference_rounds(refs):
+    """(name, prefix, tokens, parents, rows of the launch that have references, their logits) of each tree, all
+    behind one prefix, and of a chain of the sequence behind another."""
     tokens = [int(t) for t in refs["seq_tokens"][: 131 + CHAIN_NODES]]
     part = tokens[131:]
-    return tokens[:131], part, list(range(-1, len(part) - 1)), slice(None), refs["seq_logits"][131:][: len(part)]
+    chain = list(range(-1, len(part) - 1))
+    rounds = [("seq", tokens[:131], part, chain, slice(None), refs["seq_logits"][131:][: len(part)])]
+    prefix = [int(t) for t in refs.get("tree_prefix", [])]
+    for kind in ("random", "chain", "star"):
+        if f"tree_{kind}_tokens" in refs:
+            tokens = [prefix[-1], *(int(t) for t in refs[f"tree_{kind}_tokens"])]
+            parents = [-1, *(int(p) + 1 for p in refs[f"tree_{kind}_parents"])]
+            want = refs[f"tree_{kind}_logits"]
+            rounds.append((f"tree_{kind}", prefix[:-1], tokens, parents, slice(1, None), want))
+    return rounds
 
 
 def check_pieces(report, client, label, refs):
-    """Trees of sessions prefilled in pieces: the references' logits, and the bits of a one-shot call."""
-    prefix, tokens, parents, rows, want = reference_tree(refs)
-    sampling = {"temperature": 100.0, "seed": seed_that_draws(tokens[0], len(prefix), want.shape[1])}
-    alone, _ = one_shot(client, prefix, tokens, parents)
-    for piece in PIECES:
-        for session, _ in in_pieces(client, prefix, piece or len(prefix), sampling):
-            pass
-        assert session.state["pending"] == tokens[0]
-        answer = session.verify(tokens[1:], parents[1:], want=ALL_LOGITS)
-        got = np.array(floats(answer["logits"]), dtype=np.float32).reshape(alone.shape)
-        report.logits(f"{label} pieces of {piece or 'all'}", got[rows], want)
-        same = bool((got.view(np.uint32) == alone.view(np.uint32)).all())
-        report.check(same, f"{label} pieces of {piece or 'all'}: bit-equal to one-shot")
-        session.close()
+    """Sequence and trees behind sessions prefilled in pieces: the references' logits, and the bits of a one-shot call."""
+    rounds = reference_rounds(refs)
+    if report.bf16 is not None:  # the rows over which its bounds were measured
+        rounds = [one for one in rounds if one[0] == "tree_random"] or rounds[:1]
+    alone = {name: one_shot(client, prefix, tokens, parents)[0] for name, prefix, tokens, parents, _, _ in rounds}
+    for behind in dict.fromkeys(tuple(prefix) for _, prefix, *_ in rounds):
+        own = [one for one in rounds if tuple(one[1]) == behind]
+        first, vocab = own[0][2][0], own[0][5].shape[1]
+        sampling = {"temperature": 100.0, "seed": seed_that_draws(first, len(behind), vocab)}
+        for piece in PIECES:
+            for session, _ in in_pieces(client, list(behind), piece or len(behind), sampling):
+                pass
+            assert session.state["pending"] == first
+            for name, _, tokens, parents, rows, want in own:
+                answer = session.verify(tokens[1:], parents[1:], want=ALL_LOGITS)
+                got = np.array(floats(answer["logits"]), dtype=np.float32).reshape(alone[name].shape)
+                here = f"{label} {name} behind pieces of {piece or 'all'}"
+                report.logits(here, got[rows], want)
+                same = bool((got.view(np.uint32) == alone[name].view(np.uint32)).all())
+                report.check(same, f"{here}: bit-equal to one-shot")
+                session.rollback(len(behind), pending=first)
+            session.close()
 
 
 def check_greedy(report, client, label, refs):
@@ -216,7 +229,7 @@ def main():
         refs = safetensors.load(os.path.join(folder, "refs.safetensors"))
         for page in args.page_sizes.split(","):
             label = f"{name} page {page}"
-            options = ["--page-size", page, "--backend", args.backend, "--kv-dtype", args.kv_dtype, "--poison"]
+            options = ["--page-size", page, "--backend", args.backend, "--kv-dtype", args.kv_dtype, "--poison", "--prefix-cache", "off"]
             with Daemon(args.program, folder, *options) as daemon:
                 client = daemon.client()
                 check_sequence(report, client, label, refs)

@@ -176,6 +176,10 @@ class Session:
         body = dict(self._base(), tokens=list(tokens), keep_pending=keep_pending)
         return self._follow(self.client.post(path, body))
 
+    def rollback(self, length, **fields):
+        path = f"/v1/sessions/{self.id}/rollback"
+        return self._follow(self.client.post(path, dict(self._base(), len=length, **fields)))
+
     def close(self):
         self.client.call("DELETE", f"/v1/sessions/{self.id}")
 
