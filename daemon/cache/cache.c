@@ -427,11 +427,33 @@ int tv_cache_commit(struct tv_cache *cache, struct tv_cache_seq *seq, const int3
     return err;
 }
 
+/* The rows behind the last committed one, in the page that both are in: rejected nodes, which
+ * nobody may read again. The page is this sequence's alone, as it has had scratch. */
+static void tail_poison(struct tv_cache *cache, const struct tv_cache_seq *seq)
+{
+    int32_t rows = seq->len % cache->params.page_size;
+    if (rows == 0) {
+        return;
+    }
+    size_t at = (size_t)seq->pages[seq->page_count - 1] * cache->page_bytes +
+                (size_t)rows * cache->row_bytes;
+    size_t bytes = cache->page_bytes - (size_t)rows * cache->row_bytes;
+    for (int32_t layer = 0; layer < cache->params.layers; layer++) {
+        char *start = (char *)tv_cache_layer(cache, layer) + at;
+        /* a device that fails here fails in the next launch */
+        (void)cache->kernels->fill(cache->kernels, start, 0xff, bytes);
+    }
+}
+
 void tv_cache_drop(struct tv_cache *cache, struct tv_cache_seq *seq)
 {
+    int had_scratch = seq->scratch > 0;
     seq->scratch = 0;
     scratch_count(cache, seq, 0);
     seq_shrink(cache, seq, seq->len);
+    if (had_scratch && cache->params.poison) {
+        tail_poison(cache, seq);
+    }
 }
 
 int tv_cache_truncate(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t len)

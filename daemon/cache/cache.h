@@ -28,7 +28,7 @@ struct tv_cache_params {
     int32_t row_dim;   /* latent + rope */
     enum tv_dtype dtype;
     int64_t pages; /* in the pool; the device buffer is layers * pages * page_size * row_dim */
-    int poison;    /* fill with NaN at start and every page on free (tests; B09, B24) */
+    int poison;    /* fill with NaN at start, every page on free, rejected rows (tests; B09, B24) */
     enum tv_cache_prefix prefix;
 };
 

@@ -191,6 +191,20 @@ static void op_reserve(struct world *world, int32_t s)
     want->scratch = rows;
 }
 
+/* B09: rows that were reserved and not accepted are NaN, also where their page is still held. */
+static void rejected_check(struct world *world, int32_t s)
+{
+    const struct tv_cache_seq *seq = &world->seqs[s];
+    int32_t first = seq->len % world->page_size;
+    for (int32_t row = first; first > 0 && row < world->page_size; row++) {
+        int64_t slot = (int64_t)seq->pages[seq->page_count - 1] * world->page_size + row;
+        for (int32_t layer = 0; layer < LAYERS; layer++) {
+            assert_true(isnan(row_at(world, layer, slot)[0]));
+            assert_true(isnan(row_at(world, layer, slot)[ROW_DIM - 1]));
+        }
+    }
+}
+
 static void op_commit(struct world *world, int32_t s)
 {
     struct model_seq *want = &world->want[s];
@@ -215,6 +229,7 @@ static void op_commit(struct world *world, int32_t s)
     }
     want->len += count;
     want->scratch = 0;
+    rejected_check(world, s);
 }
 
 static void op_truncate(struct world *world, int32_t s)
@@ -277,6 +292,9 @@ static void op_any(struct world *world, int32_t s)
         break;
     case 4:
         tv_cache_drop(world->cache, &world->seqs[s]);
+        if (want->scratch > 0) {
+            rejected_check(world, s);
+        }
         want->scratch = 0;
         break;
     case 5:
