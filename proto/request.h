@@ -161,6 +161,8 @@ struct tv_request {
     struct tv_rows tensor_rows;
 
     uint8_t body_hash[32]; /* SHA-256 over the decoded request without deadline_ms, lease_s, ack */
+    /* The same of a body without `rule`: what counts when it names the session's own. */
+    uint8_t ruleless_hash[32];
 };
 
 /* One verify of a batch: decoded, or refused with a problem of its own. */
@@ -189,8 +191,7 @@ int tv_request_query(struct tv_request *request, const char *name, const char *v
  * the session's own is asked by its owner. 0, or -EINVAL with *problem. */
 int tv_request_check_draft(const struct tv_request *request, enum tv_rule rule,
                            struct tv_problem *problem);
-/* SHA-256 over the canonical form of a decoded request, into body_hash. The decoder has done it;
- * again when a default was resolved that only the session knows. */
+/* SHA-256 over the canonical form of a decoded request, into both hashes; for the decoder. */
 void tv_request_hash(struct tv_request *request);
 /* The tree of a verify; alternative < 0: the only one. */
 const struct tv_tree *tv_request_tree(const struct tv_request *request, int32_t alternative);

@@ -3,7 +3,8 @@
  *
  * SHA-256 over a canonical little-endian form of the decoded request: spelling, order of members
  * and explicit defaults do not count; deadline_ms, lease_s and ack are left out, and so is the
- * session, which is named outside the body and whose rounds alone are compared.
+ * session, which is named outside the body and whose rounds alone are compared; a batch names its
+ * items' sessions, which count.
  */
 #include <nettle/sha2.h>
 #include <string.h>
@@ -116,8 +117,6 @@ static void put_fixed(struct gather *gather, const struct tv_request *request)
     put64(gather, sampling->seed);
     put_double(gather, sampling->typical_epsilon);
     put_double(gather, sampling->typical_delta);
-    put32(gather, request->has_rule);
-    put32(gather, (int32_t)request->rule);
     put32(gather, request->max_len);
     put32(gather, request->cache_salt_bytes);
     put_bytes(gather, request->cache_salt, (size_t)request->cache_salt_bytes);
@@ -155,24 +154,62 @@ static void hash_alternative(struct sha256_ctx *hash, const struct tv_alternativ
     hash_draft(hash, &alternative->tree);
 }
 
-void tv_request_hash(struct tv_request *request)
+/* A batch is its items: what they ask and whom, or why they were refused. */
+static void hash_items(struct sha256_ctx *hash, const struct tv_request *request)
+{
+    for (int32_t i = 0; i < request->item_count; i++) {
+        const struct tv_request_item *item = &request->items[i];
+        struct gather gather = {.used = 0};
+
+        put32(&gather, item->refused);
+        put_bytes(&gather, item->request.session, sizeof(item->request.session));
+        put_bytes(&gather, item->request.body_hash, sizeof(item->request.body_hash));
+        sha256_update(hash, gather.used, gather.bytes);
+        if (item->refused) {
+            sha256_update(hash, strlen(item->problem.pointer),
+                          (const uint8_t *)item->problem.pointer);
+            sha256_update(hash, strlen(item->problem.detail),
+                          (const uint8_t *)item->problem.detail);
+        }
+    }
+}
+
+/* What is large: read once, whatever the rule. */
+static void hash_arrays(struct sha256_ctx *hash, const struct tv_request *request)
+{
+    hash_ints(hash, request->tokens, request->token_count);
+    hash_ints(hash, request->stop_ids, request->stop_count);
+    hash_rows(hash, &request->want.rows);
+    hash_rows(hash, &request->want.logits_rows);
+    hash_ints(hash, request->tree.tokens, request->tree.count);
+    hash_ints(hash, request->tree.parents, request->tree.count);
+    hash_draft(hash, &request->tree);
+    hash_ints(hash, request->path, request->path_count);
+    for (int32_t i = 0; i < request->alternative_count; i++) {
+        hash_alternative(hash, &request->alternatives[i]);
+    }
+    hash_items(hash, request);
+}
+
+static void hash_rest(const struct sha256_ctx *arrays, int has_rule, enum tv_rule rule,
+                      const struct tv_request *request, uint8_t *ret_sum)
 {
     struct gather gather = {.used = 0};
-    struct sha256_ctx hash;
+    struct sha256_ctx hash = *arrays;
 
-    sha256_init(&hash);
     put_fixed(&gather, request);
+    put32(&gather, has_rule);
+    put32(&gather, (int32_t)rule);
     sha256_update(&hash, gather.used, gather.bytes);
-    hash_ints(&hash, request->tokens, request->token_count);
-    hash_ints(&hash, request->stop_ids, request->stop_count);
-    hash_rows(&hash, &request->want.rows);
-    hash_rows(&hash, &request->want.logits_rows);
-    hash_ints(&hash, request->tree.tokens, request->tree.count);
-    hash_ints(&hash, request->tree.parents, request->tree.count);
-    hash_draft(&hash, &request->tree);
-    hash_ints(&hash, request->path, request->path_count);
-    for (int32_t i = 0; i < request->alternative_count; i++) {
-        hash_alternative(&hash, &request->alternatives[i]);
-    }
-    sha256_digest(&hash, sizeof(request->body_hash), request->body_hash);
+    sha256_digest(&hash, sizeof(request->body_hash), ret_sum);
+}
+
+void tv_request_hash(struct tv_request *request)
+{
+    struct sha256_ctx arrays;
+
+    sha256_init(&arrays);
+    hash_arrays(&arrays, request);
+    hash_rest(&arrays, request->has_rule, request->rule, request, request->body_hash);
+    hash_rest(&arrays, 0, TV_RULE_TARGET_WALK, request, request->ruleless_hash);
 }

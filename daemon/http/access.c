@@ -66,8 +66,9 @@ static size_t body_limit(const struct http_conn *conn)
 static int check_key(struct http_conn *conn, const struct http_headers *headers,
                      struct tv_problem *problem)
 {
+    enum tv_call_kind kind = conn->route.kind;
     if (headers->keys == 0 ||
-        (conn->route.kind != TV_CALL_CREATE && conn->route.kind != TV_CALL_FORK)) {
+        (kind != TV_CALL_CREATE && kind != TV_CALL_FORK && kind != TV_CALL_BATCH)) {
         return 0;
     }
     if (headers->keys > 1 || headers->key[0] == '\0') {

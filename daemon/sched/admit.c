@@ -271,7 +271,7 @@ static void rule_resolve(struct tv_request *request, const struct tv_session *se
         request->rule == session->sampling.rule) {
         request->has_rule = 0;
         request->rule = TV_RULE_TARGET_WALK; /* as in a body without it */
-        tv_request_hash(request);
+        memcpy(request->body_hash, request->ruleless_hash, sizeof request->body_hash);
     }
 }
 
@@ -449,7 +449,7 @@ static int admit(struct tv_sched *sched, struct job *job, int *ret_attached,
         if (request->kind != TV_CALL_VERIFY) {
             job->nodes = request->has_tree ? request->tree.count : 1;
         }
-        tv_sched_key_claim(sched, job); /* what is refused takes nobody's place */
+        job->key = tv_sched_key_claim(sched, job->call, job); /* what is refused takes no place */
         job->queued = 1;
         tv_sched_job_list_push(job->behind ? &sched->behind : &sched->queue, job);
         sched->queue_count++;
@@ -529,21 +529,17 @@ static int admit_item(struct tv_sched *sched, struct tv_call *call)
 
 void tv_sched_admit_all(struct tv_sched *sched, struct tv_call **calls, int32_t count, int *queued)
 {
-    /* As much as one round's answer may have: what was within the inline limit can be repeated
-     * whole. */
-    size_t bytes = 0, bytes_max = TV_SCHED_REPLY_BYTES + 2 * sched->limits.inline_bytes;
-    tv_sched_lock(sched);
     for (int32_t i = 0; i < count; i++) {
-        if (bytes > bytes_max) { /* before anything of it is looked at: its seq stays free */
-            tv_sched_reply_refuse(calls[i], TV_OVERLOADED, NULL,
+        struct tv_call *call = calls[i];
+        if (!tv_sched_batch_room(sched, call)) { /* before it is looked at: its seq stays free */
+            tv_sched_reply_refuse(call, TV_OVERLOADED, NULL,
                                   "the kept answers of the items before are too large together");
             queued[i] = 0;
             continue;
         }
-        queued[i] = admit_item(sched, calls[i]);
+        queued[i] = admit_item(sched, call);
         if (!queued[i]) {
-            bytes += calls[i]->reply.body.bytes;
+            *call->together += call->reply.body.bytes;
         }
     }
-    tv_sched_unlock(sched);
 }

@@ -2,17 +2,25 @@
  * batch.c - POST /v1/verify:batch: one call whose items are calls of their own.
  *
  * Every item is admitted under one lock, so that those of different sessions can enter one launch;
- * the answer is put together by whoever completes the last. Refuses to let one item's fault touch
- * another.
+ * the answer is put together by whoever completes the last, and goes to all who sent the same batch
+ * with the same key meanwhile. Refuses to let one item's fault touch another, to multiply large
+ * answers, and to keep by a key what had better be tried again.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "sched/job.h"
 
 struct tv_batch {
-    struct tv_call *call;   /* who asked, and owns this */
+    struct tv_sched *sched;
+    struct tv_call *call; /* who asked, and owns this */
+    /* What the table knows of its key; NULL: it came without one. Guarded by the lock, as is: */
+    struct tv_session_key *key;
+    struct tv_call *twins;  /* the same batch, sent again meanwhile */
+    struct tv_batch *next;  /* of those with a key that are under way */
+    size_t together;        /* bytes of answers that needed nothing computed */
     int32_t count;          /* of items */
     struct tv_call **items; /* [count], owned; each with its answer once it is complete */
     /* Items without an answer, and functions that still look at the batch. acq_rel: answers are
@@ -32,18 +40,41 @@ void tv_sched_batch_destroy(struct tv_batch *batch)
     free(batch);
 }
 
-/* Everybody has left: the items' answers become the batch's. */
-static void conclude(struct tv_batch *batch)
+int tv_sched_batch_room(const struct tv_sched *sched, const struct tv_call *call)
+{
+    size_t bytes_max = TV_SCHED_REPLY_BYTES + 2 * sched->limits.inline_bytes;
+    return call->together == NULL || *call->together <= bytes_max;
+}
+
+void tv_sched_batch_join(struct tv_batch *batch, struct tv_call *call)
+{
+    call->next = batch->twins;
+    batch->twins = call;
+}
+
+int tv_sched_batch_leave(struct tv_batch *batches, const struct tv_call *call)
+{
+    for (struct tv_batch *batch = batches; batch != NULL; batch = batch->next) {
+        if (tv_sched_call_unlink(&batch->twins, call)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The items' answers become the batch's. 1: sent again, it would get another one. */
+static int answer(struct tv_batch *batch)
 {
     struct tv_batch_answer answers[TV_BATCH_ITEMS_MAX];
     size_t bytes = 64;
-    int lost = 0;
+    int lost = 0, again = 0;
     struct tv_buf body;
     for (int32_t i = 0; i < batch->count; i++) {
         const struct tv_reply *reply = &batch->items[i]->reply;
         answers[i] = (struct tv_batch_answer){
             .status = reply->http_status, .body = reply->body.data, .bytes = reply->body.bytes};
         lost |= reply->body.failed != 0;
+        again |= reply->retryable;
         bytes += reply->body.bytes + 64;
     }
     tv_buf_init(&body, bytes);
@@ -55,18 +86,68 @@ static void conclude(struct tv_batch *batch)
         tv_buf_finish(&batch->call->reply.body);
         batch->call->reply.http_status = 500;
         batch->call->reply.body.failed = -ENOMEM;
-        return;
+        return 1;
     }
     tv_sched_reply_set(batch->call, 200, &body);
+    return again;
 }
 
-/* 1: it was the last holder, and the answer is there. */
+/* With the lock: no call finds this batch under way any more. The answer stays known by its key,
+ * unless an item had better be tried again, or it is larger than all that may be kept. */
+static void key_end(struct tv_batch *batch, int again)
+{
+    struct tv_sched *sched = batch->sched;
+    const struct tv_buf *body = &batch->call->reply.body;
+    char *kept = NULL;
+    if (!again && body->bytes <= TV_SESSION_KEY_BYTES_MAX) {
+        kept = malloc(body->bytes);
+    }
+    if (kept != NULL) {
+        memcpy(kept, body->data, body->bytes);
+    }
+    tv_session_key_end(&sched->table, batch->key, "", kept, kept != NULL ? body->bytes : 0,
+                       tv_clock_us());
+    batch->key = NULL;
+    struct tv_batch **link = &sched->batches;
+    while (*link != batch) {
+        link = &(*link)->next;
+    }
+    *link = batch->next;
+}
+
+/* Everybody has left: the answer, for all who wait for it. Those but the first. */
+static struct tv_call *conclude(struct tv_batch *batch)
+{
+    int again = answer(batch);
+    if (batch->key == NULL) { /* written once, before anybody could leave */
+        return NULL;
+    }
+    tv_sched_lock(batch->sched);
+    key_end(batch, again);
+    struct tv_call *twins = batch->twins;
+    batch->twins = NULL;
+    tv_sched_unlock(batch->sched);
+    const struct tv_buf *body = &batch->call->reply.body;
+    for (struct tv_call *call = twins; call != NULL; call = call->next) {
+        if (body->failed == 0) {
+            tv_sched_reply_stored(call, 200, body->data, body->bytes);
+        } else {
+            call->reply.http_status = 500;
+            call->reply.body.failed = body->failed;
+        }
+    }
+    return twins;
+}
+
+/* 1: it was the last holder, and the answer is there; the first call's is the caller's to hand
+ * over, and the others' have been. */
 static int leave(struct tv_batch *batch)
 {
+    struct tv_sched *sched = batch->sched;
     if (atomic_fetch_sub_explicit(&batch->holders, 1, memory_order_acq_rel) > 1) {
         return 0;
     }
-    conclude(batch);
+    tv_sched_calls_done(sched, conclude(batch));
     return 1;
 }
 
@@ -80,7 +161,7 @@ static void item_done(struct tv_call *item)
 }
 
 /* The items as calls; the decoded requests move into them. */
-static struct tv_batch *batch_make(struct tv_call *call)
+static struct tv_batch *batch_make(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_request *request = &call->request;
     size_t count = (size_t)request->item_count;
@@ -88,6 +169,7 @@ static struct tv_batch *batch_make(struct tv_call *call)
     if (batch == NULL) {
         return NULL;
     }
+    batch->sched = sched;
     batch->call = call;
     batch->items = calloc(count, sizeof(struct tv_call *));
     for (size_t i = 0; batch->items != NULL && i < count; i++) {
@@ -103,6 +185,7 @@ static struct tv_batch *batch_make(struct tv_call *call)
         item->received_us = call->received_us;
         item->done = item_done;
         item->owner = batch;
+        item->together = &batch->together;
     }
     if ((size_t)batch->count < count) {
         tv_sched_batch_destroy(batch);
@@ -112,17 +195,26 @@ static struct tv_batch *batch_make(struct tv_call *call)
     return batch;
 }
 
-int tv_sched_batch_submit(struct tv_sched *sched, struct tv_call *call)
+/* With the lock: is it known by its key? As tv_sched_key_judge, but refused ones have their answer,
+ * and 1 says so too. */
+static int known(struct tv_sched *sched, struct tv_call *call, int *ret_attached)
 {
-    struct tv_call *waiting[TV_BATCH_ITEMS_MAX];
+    struct tv_problem problem = {0};
+    int rc = tv_sched_key_judge(sched, call, ret_attached, &problem);
+    if (rc < 0) {
+        tv_sched_refuse(call, &problem);
+    }
+    sched->in_flight += *ret_attached;
+    return rc != 0;
+}
+
+/* With the lock: every item is admitted or answered. How many are answered. */
+static int admit(struct tv_batch *batch)
+{
+    struct tv_sched *sched = batch->sched;
+    struct tv_call *call = batch->call, *waiting[TV_BATCH_ITEMS_MAX];
     int queued[TV_BATCH_ITEMS_MAX] = {0};
     int32_t count = 0;
-    struct tv_batch *batch = batch_make(call);
-    if (batch == NULL) {
-        tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the batch");
-        return 0;
-    }
-    atomic_store_explicit(&call->batch, batch, memory_order_release);
     for (int32_t i = 0; i < batch->count; i++) {
         struct tv_request_item *item = &call->request.items[i];
         if (item->refused) {
@@ -132,10 +224,44 @@ int tv_sched_batch_submit(struct tv_sched *sched, struct tv_call *call)
         }
     }
     tv_sched_admit_all(sched, waiting, count, queued);
-    int answered = batch->count - count;
+    int answered = batch->count - count, served = 0;
     for (int32_t i = 0; i < count; i++) {
         answered += !queued[i];
+        served |= queued[i] || waiting[i]->reply.http_status < 400;
     }
+    if (served) { /* what is refused whole takes nobody's place */
+        batch->key = tv_sched_key_claim(sched, call, batch);
+    }
+    if (batch->key != NULL) {
+        batch->next = sched->batches;
+        sched->batches = batch;
+    }
+    return answered;
+}
+
+int tv_sched_batch_submit(struct tv_sched *sched, struct tv_call *call)
+{
+    int attached = 0;
+    tv_sched_lock(sched);
+    int is_known = known(sched, call, &attached);
+    tv_sched_unlock(sched);
+    if (is_known) {
+        return attached;
+    }
+    struct tv_batch *batch = batch_make(sched, call);
+    if (batch == NULL) {
+        tv_sched_reply_refuse(call, TV_INTERNAL, NULL, "no memory for the batch");
+        return 0;
+    }
+    tv_sched_lock(sched);
+    if (known(sched, call, &attached)) { /* since then */
+        tv_sched_unlock(sched);
+        tv_sched_batch_destroy(batch);
+        return attached;
+    }
+    atomic_store_explicit(&call->batch, batch, memory_order_release);
+    int answered = admit(batch);
+    tv_sched_unlock(sched);
     /* all but the last hold, which may be the one that concludes */
     (void)atomic_fetch_sub_explicit(&batch->holders, answered, memory_order_acq_rel);
     return !leave(batch);
@@ -150,7 +276,10 @@ void tv_sched_batch_cancel(struct tv_sched *sched, struct tv_batch *batch)
         }
     } while (!atomic_compare_exchange_weak_explicit(&batch->holders, &holders, holders + 1,
                                                     memory_order_acq_rel, memory_order_acquire));
-    for (int32_t i = 0; i < batch->count; i++) {
+    tv_sched_lock(sched);
+    int wanted = batch->twins != NULL; /* by somebody else: it runs to its end */
+    tv_sched_unlock(sched);
+    for (int32_t i = 0; i < batch->count && !wanted; i++) {
         tv_sched_cancel(sched, batch->items[i]); /* of one that is complete nothing is found */
     }
     struct tv_call *call = batch->call;

@@ -106,7 +106,33 @@ void tv_sched_behind_refuse(struct tv_sched *sched, struct tv_session *session,
     refuse(session, job, TV_SEQ_GAP, "the round before has failed; its seq is next", ret_calls);
 }
 
-static void settle_skip(struct tv_session *session, struct job *job, struct tv_call **ret_calls)
+/* It was skipped: every call gets that answer, but for items whose batch has too much already. */
+static void skip_reply(struct tv_sched *sched, struct job *job, struct tv_buf *body)
+{
+    struct tv_call *first = job->call, *call = first;
+    for (call->next = job->twins; call != NULL; call = call->next) {
+        if (!tv_sched_batch_room(sched, call)) { /* it is kept: sent again, the call gets it */
+            tv_sched_reply_refuse(call, TV_OVERLOADED, NULL,
+                                  "the answers of the items before are too large together");
+            continue;
+        }
+        if (call->together != NULL) {
+            *call->together += body->bytes;
+        }
+        if (call != first) {
+            tv_sched_reply_replay(call, body->data, body->bytes);
+        } else {
+            tv_sched_reply_stored(call, 200, body->data, body->bytes);
+        }
+    }
+    for (call = job->watchers; call != NULL; call = call->next) {
+        tv_sched_reply_replay(call, body->data, body->bytes);
+    }
+    tv_buf_finish(body);
+}
+
+static void settle_skip(struct tv_sched *sched, struct tv_session *session, struct job *job,
+                        struct tv_call **ret_calls)
 {
     struct tv_buf body;
     tv_sched_account_refund(job);
@@ -114,8 +140,8 @@ static void settle_skip(struct tv_session *session, struct job *job, struct tv_c
         refuse(session, job, TV_INTERNAL, "no memory for the answer", ret_calls);
         return;
     }
-    tv_sched_count_skip(job->sched, job->rule.rule);
-    tv_sched_job_reply(job, 200, &body);
+    tv_sched_count_skip(sched, job->rule.rule);
+    skip_reply(sched, job, &body);
     tv_sched_job_let_go(job, ret_calls);
     tv_sched_job_destroy(job);
 }
@@ -137,7 +163,7 @@ void tv_sched_behind_settle(struct tv_sched *sched, struct tv_session *session,
     sched->queue_count--;
     job->session = NULL;
     if (verdict == TV_SESSION_SKIP) {
-        settle_skip(session, job, ret_calls);
+        settle_skip(sched, session, job, ret_calls);
     } else {
         refuse(session, job, verdict == TV_SESSION_RUN ? TV_INTERNAL : TV_OK,
                "no memory for the round", ret_calls);

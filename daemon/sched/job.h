@@ -146,6 +146,7 @@ struct tv_sched {
     struct job_list behind;    /* JOB_QUEUED too: each waits for its session's round under way */
     int32_t queue_count;       /* both lists */
     struct job_list running;   /* taken from the queue, not ended */
+    struct tv_batch *batches;  /* under way, with an Idempotency-Key */
     struct tv_call *deep;      /* GET readyz?deep=1 that wait for the self-test */
     struct job *compare_queue; /* parity cases for the comparer; linked by parity->next */
     int32_t in_flight;         /* calls that submit returned 1 for and that are not done */
@@ -205,6 +206,8 @@ void tv_sched_reply_set(struct tv_call *call, int http_status, struct tv_buf *bo
 void tv_sched_reply_replay(struct tv_call *call, const char *body, size_t bytes);
 /* The stored or just encoded answer of a create or fork, as it is. */
 void tv_sched_reply_stored(struct tv_call *call, int http_status, const char *body, size_t bytes);
+/* Take the call out of a list: 1, or 0: it is not there. */
+int tv_sched_call_unlink(struct tv_call **list, const struct tv_call *call);
 /* Shorthand: one refusal with this code and text. */
 void tv_sched_reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer,
                            const char *text);
@@ -220,13 +223,20 @@ int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
 
 /* admit.c: calls for the worker. Without the lock. */
 int tv_sched_admit(struct tv_sched *sched, struct tv_call *call);
-/* The same for several rounds of sessions, under one lock: the worker sees them together. queued[i]
+/* The same for several rounds of sessions, with the lock: the worker sees them together. queued[i]
  * is 1: done will be called, or 0: the reply is filled. */
 void tv_sched_admit_all(struct tv_sched *sched, struct tv_call **calls, int32_t count, int *queued);
 /* batch.c: verify:batch. As tv_sched_submit; cancel as tv_sched_cancel. Without the lock. */
 int tv_sched_batch_submit(struct tv_sched *sched, struct tv_call *call);
 void tv_sched_batch_cancel(struct tv_sched *sched, struct tv_batch *batch);
 void tv_sched_batch_destroy(struct tv_batch *batch);
+/* With the lock: the same batch is under way; wait for its answer, and leave it again: 1 when it
+ * waited for one of the list. */
+void tv_sched_batch_join(struct tv_batch *batch, struct tv_call *call);
+int tv_sched_batch_leave(struct tv_batch *batches, const struct tv_call *call);
+/* With the lock: may this call have one more answer that needs nothing computed? An item may, as
+ * long as those of its batch are together no larger than one round's may be. */
+int tv_sched_batch_room(const struct tv_sched *sched, const struct tv_call *call);
 /* With the lock: the session has said that this round may run; make it the session's operation. 0,
  * or -EINVAL with *problem and nothing changed. */
 int tv_sched_round_begin(struct job *job, struct tv_session *session, struct tv_problem *problem);
@@ -291,8 +301,10 @@ void *tv_sched_comparer_main(void *context);
  * key has no place. */
 int tv_sched_key_judge(struct tv_sched *sched, struct tv_call *call, int *ret_attached,
                        struct tv_problem *problem);
-/* Judged with 0 under this lock, and every check has passed: from now on its key is known. */
-void tv_sched_key_claim(struct tv_sched *sched, struct job *job);
+/* Judged with 0 under this lock, and every check has passed: from now on its key is known. NULL:
+ * it has none. The operation is a job, or the batch. */
+struct tv_session_key *tv_sched_key_claim(struct tv_sched *sched, const struct tv_call *call,
+                                          void *operation);
 /* The job has failed or was dropped: its key is free. */
 void tv_sched_key_release(struct tv_sched *sched, struct job *job);
 /* The call has succeeded: takes over kept->body when it came with a key. */

@@ -12,14 +12,26 @@
 #include "base/clock.h"
 #include "sched/job.h"
 
-/* The stored answer, byte for byte; what it made has its whole lease again. */
+/* The stored answer, byte for byte; what it made, or the sessions of its rounds, have their whole
+ * lease again. */
 static void repeat(struct tv_sched *sched, struct tv_call *call, const struct tv_session_key *entry)
 {
     int64_t now_us = tv_clock_us();
     struct tv_session *session = NULL;
-    tv_sched_reply_stored(call, 201, entry->body, entry->body_bytes);
+    const struct tv_request *request = &call->request;
+    tv_sched_reply_stored(call, request->kind == TV_CALL_BATCH ? 200 : 201, entry->body,
+                          entry->body_bytes);
     if (tv_sessions_find(&sched->table, entry->made, call->principal, now_us, &session) == TV_OK) {
         tv_session_renew(session, 0, now_us);
+    }
+    for (int32_t i = 0; i < request->item_count; i++) {
+        const struct tv_request *item = &request->items[i].request;
+        if (!request->items[i].refused &&
+            tv_sessions_find(&sched->table, item->session, call->principal, now_us, &session) ==
+                TV_OK &&
+            item->seq < session->next_seq) { /* a refused one renews nothing */
+            tv_session_renew(session, item->lease_s, now_us);
+        }
     }
 }
 
@@ -44,7 +56,10 @@ int tv_sched_key_judge(struct tv_sched *sched, struct tv_call *call, int *ret_at
                        "the Idempotency-Key was used with another body");
         return -EINVAL;
     }
-    if (entry->operation != NULL) {
+    if (entry->operation != NULL && call->request.kind == TV_CALL_BATCH) {
+        tv_sched_batch_join(entry->operation, call);
+        *ret_attached = 1;
+    } else if (entry->operation != NULL) {
         tv_sched_job_join(sched, entry->operation, call);
         *ret_attached = 1;
     } else {
@@ -53,14 +68,16 @@ int tv_sched_key_judge(struct tv_sched *sched, struct tv_call *call, int *ret_at
     return 1;
 }
 
-void tv_sched_key_claim(struct tv_sched *sched, struct job *job)
+struct tv_session_key *tv_sched_key_claim(struct tv_sched *sched, const struct tv_call *call,
+                                          void *operation)
 {
-    const struct tv_call *call = job->call;
+    struct tv_session_key *entry = NULL;
     if (call->key[0] != '\0') {
-        job->key =
-            tv_session_key_begin(&sched->table, call->principal, call->key, &call->request, job);
-        assert(job->key != NULL); /* there was room */
+        entry = tv_session_key_begin(&sched->table, call->principal, call->key, &call->request,
+                                     operation);
+        assert(entry != NULL); /* there was room */
     }
+    return entry;
 }
 
 void tv_sched_key_release(struct tv_sched *sched, struct job *job)

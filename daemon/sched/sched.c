@@ -155,6 +155,7 @@ void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem)
     }
     reply->http_status = tv_code_info(problem->code)->http_status;
     reply->code = problem->code;
+    reply->retryable = tv_code_info(problem->code)->retryable;
     reply->content_type = "application/problem+json";
     reply->allow = problem->allow;
     reply->retry_after_s = problem->retry_after_s;
@@ -214,7 +215,7 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     return tv_sched_admit(sched, call);
 }
 
-static int unlink_call(struct tv_call **list, const struct tv_call *call)
+int tv_sched_call_unlink(struct tv_call **list, const struct tv_call *call)
 {
     for (struct tv_call **link = list; *link != NULL; link = &(*link)->next) {
         if (*link == call) {
@@ -229,11 +230,11 @@ static int unlink_call(struct tv_call **list, const struct tv_call *call)
 static int unlink_attached(struct job *jobs, struct tv_call *call)
 {
     for (struct job *job = jobs; job != NULL; job = job->next) {
-        if (unlink_call(&job->twins, call)) {
+        if (tv_sched_call_unlink(&job->twins, call)) {
             tv_sched_job_waiters(job);
             return 1;
         }
-        if (unlink_call(&job->watchers, call)) {
+        if (tv_sched_call_unlink(&job->watchers, call)) {
             return 1;
         }
     }
@@ -261,7 +262,8 @@ void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
     /* relaxed: only a hint for who looks at the call; the lists are guarded by the lock */
     atomic_store_explicit(&call->cancelled, 1, memory_order_relaxed);
     if (unlink_attached(sched->queue.first, call) || unlink_attached(sched->behind.first, call) ||
-        unlink_attached(sched->running.first, call) || unlink_call(&sched->deep, call)) {
+        unlink_attached(sched->running.first, call) || tv_sched_call_unlink(&sched->deep, call) ||
+        tv_sched_batch_leave(sched->batches, call)) {
         calls = call;
         call->next = NULL;
     } else {

@@ -27,6 +27,7 @@ struct tv_reply {
     struct tv_buf body; /* owned by the call; failed: there is no answer, cut the connection */
     const char *content_type;               /* static text */
     const char *allow;                      /* Allow header or NULL; static text */
+    int retryable;                          /* a problem whose request may succeed later */
     int32_t retry_after_s;                  /* > 0: Retry-After */
     const char *rate_name;                  /* RateLimit fields, or NULL; static text */
     int64_t rate_quota, rate_left;          /* what they say */
@@ -39,7 +40,7 @@ struct tv_call {
     struct tv_request request; /* owned; decoded */
     char principal[33];        /* key name; "" on an open loopback listener */
     char request_id[TV_REQUEST_ID_BYTES_MAX + 1];
-    char key[TV_KEY_BYTES_MAX + 1];     /* Idempotency-Key of a create or fork, or "" */
+    char key[TV_KEY_BYTES_MAX + 1];     /* Idempotency-Key of a create, fork or batch, or "" */
     int64_t received_us;                /* monotonic time of the last request byte */
     void (*done)(struct tv_call *call); /* called once, from any thread, unless submit returned 0 */
     void *owner;                        /* for done */
@@ -48,6 +49,9 @@ struct tv_call {
     struct tv_reply reply; /* valid after completion */
     /* verify:batch: sched's, owned. Written once, with release, for a cancel beside the submit. */
     _Atomic(struct tv_batch *) batch;
+    /* An item of one: bytes of its batch's answers so far that needed nothing computed, sched's;
+     * NULL: a call by itself. */
+    size_t *together;
     struct tv_call *next; /* sched's queue link */
 };
 struct tv_call *tv_call_create(void);

@@ -171,6 +171,18 @@ class RetryTest(unittest.TestCase):
             self.assertEqual(answer.json["digest"], first.json["digest"])
             self.assertTrue(caller.call("POST", path + "/rollback", back).json["replayed"])
             self.assertEqual(len(caller.call("GET", "/v1/sessions").json["sessions"]), 4)
+            now = dict(state, pending=3, next_seq=2, committed_len=2)
+            item = dict(round_body(now), session=state["session"])
+            batch = {"items": [item]}
+            for key in ("", "x" * 65):
+                answer = caller.call("POST", "/v1/verify:batch", batch, ["Idempotency-Key: " + key])
+                self.assertEqual((answer.status, answer.json["code"]), (400, "bad-request"))
+            first = caller.call("POST", "/v1/verify:batch", batch, ["Idempotency-Key: b"])
+            again = caller.call("POST", "/v1/verify:batch", batch, ["Idempotency-Key: b"])
+            self.assertEqual((first.status, again.status, again.body), (200, 200, first.body))
+            self.assertEqual(first.json["items"][0]["status"], 200)
+            answer = caller.call("POST", "/v1/verify:batch", {"items": [item, item]}, ["Idempotency-Key: b"])
+            self.assertEqual((answer.status, answer.json["code"]), (422, "seq-reused"))
             caller.close()
 
     def test_b52_two_at_once_are_one_launch(self):
