@@ -372,7 +372,9 @@ static int engine_progress(const struct tv_engine *engine, uint64_t *ret_steps)
     if (kernels->progress == NULL) {
         return 0;
     }
-    *ret_steps = kernels->progress(kernels);
+    const struct tv_verify_engine *self = (const struct tv_verify_engine *)engine;
+    *ret_steps =
+        kernels->progress(kernels) + atomic_load_explicit(&self->rule_steps, memory_order_relaxed);
     return 1;
 }
 
@@ -532,6 +534,7 @@ int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
                            .cache = cache,
                            .kernels = kernels};
     self->page_size = tv_cache_params(cache)->page_size;
+    atomic_init(&self->rule_steps, 0);
     int rc = draw_arrays_take(self);
     if (rc == 0) {
         rc = answer_arrays_take(self);

@@ -4,6 +4,7 @@
 #ifndef TV_VERIFY_ENGINE_H
 #define TV_VERIFY_ENGINE_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -59,6 +60,9 @@ struct tv_verify_engine {
     uint64_t *rule_keys;
     int32_t *rule_ids;
     double *rule_probs, *rule_target, *rule_left, *rule_draft;
+    /* Work of these rules, which no backend counts; relaxed: somebody looks now and then whether it
+     * moves. */
+    _Atomic uint64_t rule_steps;
 
     /* Self-test: a context that keeps its rows reserved, so that a repeat needs no page. */
     struct tv_context *test_context;

@@ -158,6 +158,7 @@ void tv_rules_ratio(const struct tv_tree *tree, int32_t node, int32_t position, 
     struct residual r = {.source = source, .row = target};
     struct tv_rules_step step = {.child = -1, .margin = INFINITY};
     load(&r, tree, node);
+    source->step(source->context);
     for (int32_t i = node + 1; i < tree->count && step.child < 0; i++) {
         if (tree->parents[i] != node) {
             continue;
@@ -169,6 +170,7 @@ void tv_rules_ratio(const struct tv_tree *tree, int32_t node, int32_t position, 
         } else {
             reject(&r, step.token);
         }
+        source->step(source->context);
     }
     if (step.child < 0) {
         step.token = draw(&r, position, seed, &step.margin);

@@ -118,6 +118,13 @@ static int walk_row(void *context, int32_t node, struct tv_rules_target *ret_tar
     return rc;
 }
 
+/* What the host does in a row is work too: it counts as the backend's does. */
+static void walk_step(void *context)
+{
+    struct walk_context *walk = context;
+    (void)atomic_fetch_add_explicit(&walk->self->rule_steps, 1, memory_order_relaxed);
+}
+
 static int walk_run(struct walk_context *walk, const struct tv_round_in *in, int32_t *nodes,
                     float *logprobs, struct tv_walk_result *ret_result)
 {
@@ -129,6 +136,7 @@ static int walk_run(struct walk_context *walk, const struct tv_round_in *in, int
     const struct tv_rules_source source = {.context = walk,
                                            .draw = walk_draw,
                                            .row = walk_row,
+                                           .step = walk_step,
                                            .target = self->rule_target,
                                            .left = self->rule_left,
                                            .draft = self->rule_draft};

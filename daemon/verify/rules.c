@@ -68,6 +68,7 @@ static int ratio_run(const struct tv_tree *tree, int32_t committed_len,
         int rc;
         if (has_child(tree, node)) {
             rc = source->row(source->context, node, &target);
+            source->step(source->context);
             if (rc == 0) {
                 tv_rules_ratio(tree, node, position, rule->sampling.seed, &target, source, &step);
             }
@@ -101,7 +102,8 @@ struct passed {
 /* Children of a node against min(epsilon, delta exp(-H)). */
 static void typical_children(const struct tv_tree *tree, int32_t node,
                              const struct tv_round_rule *rule, const struct tv_rules_target *target,
-                             struct tv_walk_result *result, struct passed *passed)
+                             const struct tv_rules_source *source, struct tv_walk_result *result,
+                             struct passed *passed)
 {
     double entropy = 0.0;
     for (int32_t i = 0; i < target->count; i++) {
@@ -121,6 +123,7 @@ static void typical_children(const struct tv_tree *tree, int32_t node,
         if (p > 0.0 && bar > 0.0) {
             margin_take(result, fabs(log(p) - log(bar)));
         }
+        source->step(source->context);
     }
 }
 
@@ -139,10 +142,11 @@ static int typical_mark(const struct tv_tree *tree, const struct tv_round_rule *
         deepest = tree->depths[i] > tree->depths[deepest] ? i : deepest;
         if (has_child(tree, i)) {
             int rc = source->row(source->context, i, &target);
+            source->step(source->context);
             if (rc != 0) {
                 return rc;
             }
-            typical_children(tree, i, rule, &target, result, passed);
+            typical_children(tree, i, rule, &target, source, result, passed);
         }
     }
     *ret_deepest = deepest;

@@ -18,9 +18,12 @@ struct tv_rules_target {
 typedef int tv_rules_row(void *context, int32_t node, struct tv_rules_target *ret_target);
 
 struct tv_rules_source {
-    void *context;      /* of both calls */
+    void *context;      /* of all three calls */
     tv_walk_draw *draw; /* the target draw, for nodes where no coin decides */
     tv_rules_row *row;
+    /* Called whenever work of the order of a row is done: a long vocabulary takes its time, and who
+     * waits for the round shall see that it goes on. */
+    void (*step)(void *context);
     /* [vocab] each, the caller's, all zero between runs: the target, what is left of it, the draft.
      */
     double *target, *left, *draft;

@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #include "engine_fixture.h"
+#include "verify/engine.h"
 #include "verify/rules.h"
 
 #define VOCAB    16
@@ -47,15 +48,23 @@ struct bench {
     uint64_t keys[VOCAB];
     int32_t ids[VOCAB];
     double target[VOCAB], p[VOCAB], left[VOCAB], draft[VOCAB];
+    int64_t row_count, step_count;
 };
 
 static int bench_row(void *context, int32_t node, struct tv_rules_target *ret_target)
 {
     struct bench *bench = context;
+    bench->row_count++;
     ret_target->ids = bench->ids;
     ret_target->probs = bench->target;
     return tv_kernels_target(rows[bench->tree.tokens[node] % 4], VOCAB, &bench->rule.sampling,
                              bench->keys, bench->ids, bench->target, &ret_target->count);
+}
+
+static void bench_step(void *context)
+{
+    struct bench *bench = context;
+    bench->step_count++;
 }
 
 /* The target draw, of the same survivors, by the contract's formula. */
@@ -85,6 +94,7 @@ static int32_t walk(struct bench *bench, int32_t *nodes, struct tv_walk_result *
     const struct tv_rules_source source = {.context = bench,
                                            .draw = bench_draw,
                                            .row = bench_row,
+                                           .step = bench_step,
                                            .target = bench->p,
                                            .left = bench->left,
                                            .draft = bench->draft};
@@ -93,6 +103,8 @@ static int32_t walk(struct bench *bench, int32_t *nodes, struct tv_walk_result *
                                           : tv_walk_run(&bench->tree, POSITION - 1, &bench->rule,
                                                         bench_draw, bench, nodes, logprobs, result);
     assert_int_equal(rc, 0);
+    /* every row counts as progress, and so does a child of each */
+    assert_true(bench->step_count >= 2 * bench->row_count);
     for (int32_t t = 0; t < VOCAB; t++) {
         assert_true(bench->p[t] == 0.0 && bench->left[t] == 0.0 && bench->draft[t] == 0.0);
     }
@@ -435,6 +447,38 @@ static void typical_takes_the_deepest_path(void **state)
     assert_int_equal(nodes[1], 2);
 }
 
+/* In the engine these rows count as any work does, so that a long vocabulary is no standstill. */
+static void rows_are_progress(void **state)
+{
+    const struct tv_engine_fixture_options options = {.model = "kjv-mla-8m"};
+    struct tv_engine_fixture fixture;
+    struct tv_tree tree;
+    struct tv_round_out out;
+    struct tv_context *context = NULL;
+    const int32_t tokens[] = {65, 66, 67, 68}, parents[] = {-1, 0, 0, 1};
+    uint64_t before, after;
+    (void)state;
+    tv_engine_fixture_open(&fixture, &options);
+    struct tv_engine *engine = fixture.engine;
+    const _Atomic uint64_t *rows_done = &((struct tv_verify_engine *)engine)->rule_steps;
+    tv_test_tree(&tree, 4, tokens, parents);
+    assert_int_equal(engine->ops->context_open(engine, &context), 0);
+    struct tv_round_in in = {
+        .context = context, .tree = &tree, .rule = tv_test_sampled(engine, 1.0f, 7)};
+    assert_int_equal(engine->ops->verify(engine, &in, 1, &out), 0);
+    assert_int_equal(*rows_done, 0);
+    in.rule.rule = TV_RULE_TYPICAL;
+    in.rule.typical_epsilon = in.rule.typical_delta = 0.5;
+    assert_int_equal(engine->ops->progress(engine, &before), 1);
+    assert_int_equal(engine->ops->verify(engine, &in, 1, &out), 0);
+    assert_int_equal(engine->ops->progress(engine, &after), 1);
+    assert_true(*rows_done >= 3); /* the root's row, and each of its children */
+    assert_true(after - before > *rows_done);
+    engine->ops->context_close(engine, context);
+    tv_tree_finish(&tree);
+    tv_engine_fixture_close(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -444,6 +488,7 @@ int main(void)
         cmocka_unit_test(ratio_wor_at_its_edges),
         cmocka_unit_test(ends_of_a_path),
         cmocka_unit_test(typical_takes_the_deepest_path),
+        cmocka_unit_test(rows_are_progress),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
