@@ -84,6 +84,7 @@ struct tv_want {
     int logits_fetch; /* 0 inline, 1 via GET tensor */
     int shadow;
     uint64_t inline_bytes_most; /* what the inline blocks may take, at most */
+    uint64_t fetch_bytes_most;  /* the same of the rows that are kept to be fetched, as f32 */
 };
 
 /* Where the round before may end: at this node, with this token pending. */
@@ -177,6 +178,7 @@ struct tv_request_limits {
     struct tv_tree_limits tree;
     int32_t max_len; /* the model's context limit */
     size_t inline_bytes;
+    size_t fetch_bytes; /* of one call's rows that are kept to be fetched; 0: any */
 };
 
 /* Decode the JSON body of `kind` into *ret_request (zeroed first). 0; -EINVAL with *problem set;

@@ -23,7 +23,7 @@ static void deepen(struct tv_problem *problem, size_t index)
     }
 }
 
-/* One item; `limits` has the inline bytes that the items before it have left. 0 or -ENOMEM. */
+/* One item; `limits` has the bytes that the items before it have left. 0 or -ENOMEM. */
 static int read_item(struct tv_request_reader *reader, const struct tv_json_value *value,
                      size_t index, struct tv_request_limits *limits, struct tv_request_item *item)
 {
@@ -37,6 +37,10 @@ static int read_item(struct tv_request_reader *reader, const struct tv_json_valu
     rc = tv_request_read_verify(&own, value, 1);
     if (rc == 0) {
         limits->inline_bytes -= item->request.want.inline_bytes_most;
+        if (limits->fetch_bytes > 0) { /* within it; what is left of a limit is never no limit */
+            limits->fetch_bytes -= item->request.want.fetch_bytes_most;
+            limits->fetch_bytes += limits->fetch_bytes == 0;
+        }
         tv_request_hash(&item->request);
         return 0;
     }

@@ -207,9 +207,11 @@ static uint64_t rows_most(const struct tv_rows *rows, const struct tv_tree *tree
 static int check_inline_tree(struct tv_request_reader *reader, struct tv_want *want,
                              const struct tv_tree *tree)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, fetched = 0;
 
-    if (want->logits && !want->logits_fetch) {
+    if (want->logits && want->logits_fetch) {
+        fetched = rows_most(&want->logits_rows, tree) * (uint64_t)reader->limits->tree.vocab * 4;
+    } else if (want->logits) {
         bytes += rows_most(&want->logits_rows, tree) * (uint64_t)reader->limits->tree.vocab *
                  (want->logits_dtype == TV_TENSOR_F32 ? 4 : 2);
     }
@@ -221,6 +223,12 @@ static int check_inline_tree(struct tv_request_reader *reader, struct tv_want *w
             reader, TV_WRONG_VALUE, "inline blocks of up to %llu bytes are over the limit of %llu",
             (unsigned long long)bytes, (unsigned long long)reader->limits->inline_bytes);
     }
+    if (reader->limits->fetch_bytes > 0 && fetched > reader->limits->fetch_bytes) {
+        return tv_request_refuse(
+            reader, TV_WRONG_VALUE, "rows to fetch of up to %llu bytes are over the limit of %llu",
+            (unsigned long long)fetched, (unsigned long long)reader->limits->fetch_bytes);
+    }
+    want->fetch_bytes_most = fetched > want->fetch_bytes_most ? fetched : want->fetch_bytes_most;
     want->inline_bytes_most = bytes > want->inline_bytes_most ? bytes : want->inline_bytes_most;
     return 0;
 }

@@ -46,6 +46,7 @@ static void defaults(struct tv_config *config)
         .body_bytes_large = TV_BODY_BYTES_LARGE_DEFAULT,
         .inline_bytes = TV_INLINE_BYTES_DEFAULT,
         .answers_bytes = 256 << 20,
+        .fetch_bytes = 256 << 20,
         .connections_max = 2048,
         .drain_grace_s = 10,
         .drain_max_s = 30,

@@ -450,6 +450,10 @@ static const struct tv_option table[] = {
     BYTES("answers_bytes", answers_bytes, 1 << 20, (int64_t)1 << 40,
           "memory of all answers that clients have not read yet; above it the slowest reader is "
           "cut, and its retry gets the stored answer"),
+    BYTES(
+        "fetch_bytes", fetch_bytes, 1 << 20, (int64_t)1 << 40,
+        "memory of all rows that sessions keep to be fetched (want via fetch); above it the oldest "
+        "go, and a round that alone could need more is refused"),
     INT("connections_max", connections_max, 8, 65536, "connections of the work listener"),
     INT("connections_per_address", connections_per_address, 0, 65536,
         "connections from one address; 0: 64, no limit on loopback"),

@@ -107,6 +107,7 @@ int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
                                          tv_clock_us(), ret_session);
     if (code == TV_SESSION_EXPIRED) {
         tv_problem_set(problem, code, NULL, "the session's lease is over");
+        (void)pthread_cond_signal(&sched->wake); /* if it ended here, its pages go back now */
     } else if (code != TV_OK) {
         tv_problem_set(problem, code, NULL, "no such session");
     }

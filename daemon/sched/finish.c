@@ -354,6 +354,7 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
         session->verify_tokens += job->round.new_count;
     }
     tv_session_keep(session, kept);
+    tv_sessions_fetch_bound(&sched->table, session, sched->limits.fetch_bytes);
     session->held = *held;
     memset(held, 0, sizeof *held);
     tv_session_renew(session, tv_sched_job_lease(job), now_us);

@@ -126,6 +126,7 @@ static int fetch_make(struct job *job, const struct tv_tree *tree, const struct 
     memcpy(fetch->path, out->nodes, (size_t)out->accepted_count * sizeof *fetch->path);
     memcpy(fetch->rows, blocks->logits_rows, (size_t)count * sizeof *fetch->rows);
     fetch->data = blocks->logits_data;
+    fetch->bytes = (size_t)count * (size_t)vocab * sizeof *fetch->data;
     blocks->logits_data = NULL;
     (void)snprintf(blocks->href, sizeof blocks->href,
                    "/v1/sessions/%s/rounds/%d/tensor?what=logits", job->session->id,

@@ -337,6 +337,7 @@ static void limits_settle(struct tv_sched *sched)
                  .vocab = sched->engine->vocab},
         .max_len = sched->engine->max_len,
         .inline_bytes = (size_t)config->inline_bytes,
+        .fetch_bytes = (size_t)config->fetch_bytes,
     };
     sched->limits_info = (struct tv_limits_info){
         .max_nodes = nodes_max,

@@ -2,7 +2,8 @@
  * replay.c - the answers that a session keeps for retries: the newest rounds, within a number and a
  * sum of bytes, always the last one.
  *
- * Refuses to keep whole rows of logits of any round but the last.
+ * Refuses to keep whole rows of logits of any round but the last, and more of them in all than
+ * there is room for.
  */
 #include "session/session.h"
 
@@ -86,5 +87,52 @@ void tv_session_kept_drop(struct tv_session *session)
 {
     while (session->kept_count > 0) {
         forget_oldest(session);
+    }
+}
+
+/* Rows to fetch are the last round's alone. */
+static struct tv_session_kept *fetchable(struct tv_session *session)
+{
+    struct tv_session_kept *last =
+        session->kept_count > 0 ? &session->kept[session->kept_count - 1] : NULL;
+    return last != NULL && last->fetch != NULL ? last : NULL;
+}
+
+/* All sessions' rows to fetch; *ret_oldest: whose came first, or NULL. */
+static size_t fetch_sum(const struct tv_sessions *table, struct tv_session_kept **ret_oldest)
+{
+    struct tv_session_kept *oldest = NULL;
+    size_t bytes = 0;
+    for (size_t i = 0; i < table->bucket_count; i++) {
+        for (struct tv_session *one = table->buckets[i]; one != NULL; one = one->next) {
+            struct tv_session_kept *kept = fetchable(one);
+            if (kept != NULL) {
+                bytes += kept->fetch->bytes;
+                oldest =
+                    oldest == NULL || kept->fetch->serial < oldest->fetch->serial ? kept : oldest;
+            }
+        }
+    }
+    *ret_oldest = oldest;
+    return bytes;
+}
+
+size_t tv_sessions_fetch_bytes(const struct tv_sessions *table)
+{
+    struct tv_session_kept *oldest;
+    return fetch_sum(table, &oldest);
+}
+
+void tv_sessions_fetch_bound(struct tv_sessions *table, struct tv_session *session,
+                             size_t bytes_max)
+{
+    struct tv_session_kept *newest = fetchable(session), *oldest = NULL;
+    if (newest == NULL || bytes_max == 0) {
+        return;
+    }
+    newest->fetch->serial = ++table->fetch_serial;
+    while (fetch_sum(table, &oldest) > bytes_max && oldest != newest && oldest != NULL) {
+        tv_session_fetch_unref(oldest->fetch);
+        oldest->fetch = NULL;
     }
 }

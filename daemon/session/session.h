@@ -25,7 +25,7 @@
 
 struct tv_context; /* an engine's KV sequence; carried, never looked into */
 
-/* Logits rows that GET .../tensor serves. Immutable after creation. */
+/* Logits rows that GET .../tensor serves. Immutable after creation, but for its serial. */
 struct tv_session_fetch {
     atomic_int refs; /* relaxed up, acquire-release down: the last holder frees */
     int32_t seq;
@@ -34,7 +34,9 @@ struct tv_session_fetch {
     int32_t path_count;
     int32_t *path; /* [path_count] accepted nodes, owned; the last one is where the walk ended */
     enum tv_tensor_dtype dtype;
-    float *data; /* [row_count, vocab], owned */
+    float *data;     /* [row_count, vocab], owned */
+    size_t bytes;    /* of data */
+    uint64_t serial; /* in the order they were kept; the table's, guarded by its lock */
 };
 struct tv_session_fetch *tv_session_fetch_ref(struct tv_session_fetch *fetch);
 void tv_session_fetch_unref(struct tv_session_fetch *fetch); /* NULL is fine */
@@ -191,6 +193,7 @@ struct tv_sessions {
     struct tv_session_tomb *tombs; /* [TV_SESSION_EXPIRED_MAX], owned; a ring */
     int32_t tomb_count, tomb_next;
     struct tv_session_keys keys;
+    uint64_t fetch_serial; /* of the newest rows that are kept to be fetched */
 };
 
 /* Draws the epoch. 0 or negative errno; finish copes with a failed init. */
@@ -312,6 +315,12 @@ void tv_session_rollback(struct tv_session *session, int32_t len, const struct t
                          int32_t pending, enum tv_finish finish);
 /* Use up the seq and keep its answer, for which older ones may go; takes over *kept. */
 void tv_session_keep(struct tv_session *session, struct tv_session_kept *kept);
+/* Bytes of the rows that all sessions keep to be fetched. */
+size_t tv_sessions_fetch_bytes(const struct tv_sessions *table);
+/* This session has kept a round: when it has such rows, the oldest of other sessions go until all
+ * are within bytes_max (0: any). */
+void tv_sessions_fetch_bound(struct tv_sessions *table, struct tv_session *session,
+                             size_t bytes_max);
 /* The kept answer of this round, or NULL. */
 const struct tv_session_kept *tv_session_kept_of(const struct tv_session *session, int32_t seq);
 /* The client has the answers up to this round: they go, but for the last one. */

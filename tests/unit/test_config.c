@@ -88,6 +88,7 @@ static void test_defaults(void **state)
     assert_int_equal(config.body_bytes, 1 << 20);
     assert_int_equal(config.body_bytes_large, 16 << 20);
     assert_int_equal(config.answers_bytes, 256 << 20);
+    assert_int_equal(config.fetch_bytes, 256 << 20);
 }
 
 static void test_cuda_defaults_to_bf16_rows(void **state)
