@@ -74,7 +74,7 @@ static int answer(struct tv_batch *batch)
         answers[i] = (struct tv_batch_answer){
             .status = reply->http_status, .body = reply->body.data, .bytes = reply->body.bytes};
         lost |= reply->body.failed != 0;
-        again |= reply->retryable;
+        again |= reply->http_status >= 400 && tv_code_info(reply->code)->retryable;
         bytes += reply->body.bytes + 64;
     }
     tv_buf_init(&body, bytes);

@@ -155,7 +155,6 @@ void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem)
     }
     reply->http_status = tv_code_info(problem->code)->http_status;
     reply->code = problem->code;
-    reply->retryable = tv_code_info(problem->code)->retryable;
     reply->content_type = "application/problem+json";
     reply->allow = problem->allow;
     reply->retry_after_s = problem->retry_after_s;

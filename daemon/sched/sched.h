@@ -27,7 +27,6 @@ struct tv_reply {
     struct tv_buf body; /* owned by the call; failed: there is no answer, cut the connection */
     const char *content_type;               /* static text */
     const char *allow;                      /* Allow header or NULL; static text */
-    int retryable;                          /* a problem whose request may succeed later */
     int32_t retry_after_s;                  /* > 0: Retry-After */
     const char *rate_name;                  /* RateLimit fields, or NULL; static text */
     int64_t rate_quota, rate_left;          /* what they say */
