@@ -23,7 +23,7 @@ def main():
     if check == "lint":
         config = ["--config", os.path.join(package, "pyproject.toml"), "--no-cache"]
         folders = [package, *(os.path.join(root, "tests", name) for name in ("python", "bench"))]
-        return subprocess.run([program, "check", *config, *folders], check=False).returncode
+        return subprocess.run([program, "check", *config, *folders], cwd=root, check=False).returncode
     with tempfile.TemporaryDirectory() as cache:
         command = [program, "--strict", "--cache-dir", cache, "--python-executable", sys.executable, "src"]
         return subprocess.run(command, cwd=package, check=False).returncode

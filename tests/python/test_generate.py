@@ -1,5 +1,7 @@
 """`python -m treeverify generate` as people run it: text, marks, JSON, the live line, exit codes."""
 
+import dataclasses
+import importlib.util
 import json
 import os
 import pty
@@ -8,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 
-from harness import PACKAGE_ENV, QUICK, SCALE, STORE, DaemonTest, FlakyProxy, main, prompts, readme_code, url_of
+from harness import MODEL, PACKAGE_ENV, QUICK, SCALE, STORE, DaemonTest, FlakyProxy, main, prompts, readme_code, url_of
 
 import treeverify as tv
 from treeverify.generate import Tally
 from treeverify.report import figures
-from treeverify.terminal import byte_text, visible
+from treeverify.terminal import bar, visible
+from treeverify.text import ByteTokenizer, DecodedText, FileTokenizer, text_of, tokenizer_for
 
 COUNT = 80 if SCALE >= 1 else 20
 
@@ -173,9 +176,46 @@ class GenerateTest(DaemonTest):
         self.assertIn(tv.__version__, self.run_command("--version")[0])
 
     def test_text(self):
-        self.assertEqual(byte_text([*"hä".encode(), 257, 65]), "hä<257>A")
-        self.assertEqual(byte_text([0xC3, 65, 0xC3]), "\ufffdA\ufffd")
+        bytewise = ByteTokenizer()
+        self.assertEqual(text_of(bytewise, [*"hä".encode(), 257, 65]), "hä<257>A")
+        self.assertEqual(text_of(bytewise, [0xC3, 65, 0xC3]), "\ufffdA\ufffd")
+        self.assertEqual([bar(0, 8, 4), bar(3, 8, 4), bar(8, 8, 4)], ["[....] 0/8", "[#...] 3/8", "[####] 8/8"])
         self.assertEqual(visible("a\x1b[2J\n\t\x07"), "a\\x1b[2J\n\t\\x07")
+
+    def test_text_of_decoded_lists(self):
+        """Pieces of a stream are the whole text: characters of several tokens wait, spaces depend on what stands before."""
+
+        def decode(tokens):
+            words = bytes(tokens).replace(b"_", b" ").decode(errors="replace")
+            return words.removeprefix(" ")
+
+        for text in ("_In_the_beginning", "hä_\u20ac\U0001f600_", "_a__b"):
+            stream, pieces = DecodedText(decode), []
+            for token in text.encode():
+                pieces.append(stream.feed(token))
+                self.assertNotIn("\ufffd", pieces[-1])
+            self.assertEqual("".join(pieces) + stream.end(), decode(list(text.encode())))
+        stream = DecodedText(decode)
+        self.assertEqual(stream.feed(0xC3) + stream.end(), "\ufffd")
+        stream = DecodedText(decode)
+        self.assertGreater(len("".join(stream.feed(0xC3) for _ in range(20))), 8)
+
+    def test_tokenizers(self):
+        model = self.client.model()
+        self.assertIsInstance(tokenizer_for(model), ByteTokenizer)
+        with self.assertRaisesRegex(ValueError, "vocabulary of 1000"):
+            tokenizer_for(dataclasses.replace(model, vocab=1000))
+        if importlib.util.find_spec("tokenizers") is None:
+            self.skipTest("tokenizers is not installed")
+        files = tokenizer_for(model, MODEL)
+        text = "In the beginning hä <b>"
+        self.assertEqual(files.encode(text.encode()), list(text.encode()))
+        self.assertEqual(text_of(files, list(text.encode())), text)
+        self.assertEqual(self.json(b"And God", "--tokenizer", MODEL, "--max-tokens", "9")["tokens"],
+                         self.plain(list(b"And God"), 9))
+        with self.assertRaisesRegex(ValueError, "not the tokenizer"):
+            tokenizer_for(dataclasses.replace(model, tokenizer_sha256="0" * 64), MODEL)
+        self.assertRaises(ValueError, FileTokenizer, os.path.join(MODEL, "config.json"))
 
     def test_tally_counts_what_was_wanted(self):
         with tv.Client(url_of(self.daemon), retry=QUICK) as client, client.session([65, 66]) as session:

@@ -7,7 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from . import __version__, generate
+from . import __version__, bench, generate
+from .command import USAGE
+
+_EXIT_CODES = (
+    "Exit codes: 0, 64 usage, 66 no such file, 69 unreachable, 73 a report that cannot be written, 76 refused, 130 interrupted."
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -15,7 +20,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(generate.USAGE, f"{self.prog}: {message}\n")
+        self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,12 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "generate",
             allow_abbrev=False,
             help="continue a text with drafts",
-            description="Continue PROMPT with a model whose token ids are bytes. Accepted drafts are green and the model's "
-            "own tokens bold on a terminal; elsewhere the own ones stand in [brackets]. Exit codes: 0, 64 usage, 66 no such "
-            "file, 69 unreachable, 73 a report that cannot be written, 76 refused, 130 interrupted.",
+            description="Continue PROMPT. Accepted drafts are green and the model's own tokens bold on a terminal; elsewhere "
+            f"the own ones stand in [brackets]. {_EXIT_CODES}",
         )
     )
-    return generate.run(parser.parse_args(arguments))
+    bench.add_arguments(
+        commands.add_parser(
+            "bench",
+            allow_abbrev=False,
+            help="many synthetic drafters at a distance",
+            description="Drive drafters with drafts of a known quality, and print what their rounds took. "
+            f"{_EXIT_CODES}",
+        )
+    )
+    options = parser.parse_args(arguments)
+    return bench.run(options) if options.command == "bench" else generate.run(options)
 
 
 if __name__ == "__main__":

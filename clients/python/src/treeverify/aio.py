@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -234,7 +234,7 @@ class AsyncSession(SessionView):
         depth: int = 16,
         pipeline: bool = False,
         guesses: int = 1,
-    ) -> AsyncIterator[Round]:
+    ) -> AsyncGenerator[Round, None]:
         """Session.generate for `async for`. The drafter runs on the event loop's thread: other sessions wait for it.
         An iterator that is left early should be closed (contextlib.aclosing), so that what a pipeline has under way
         becomes part of the session at once."""

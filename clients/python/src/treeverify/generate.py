@@ -1,6 +1,6 @@
 """The command `generate`: continue a prompt with drafts, show what was accepted, count.
 
-For models whose token ids are bytes: there is no tokenizer here.
+Owns the counts and the order of things; the tokens' text is text.py's business, the drawing terminal.py's and report.py's.
 """
 
 from __future__ import annotations
@@ -17,24 +17,16 @@ from typing import Any
 
 from . import report
 from .client import Client, Session
+from .command import NO_INPUT, NO_OUTPUT, OK, REFUSED, USAGE, Failure, add_common, between, guarded
 from .drafters import Drafter, NgramDrafter
-from .errors import Error, ProblemError, TransportError
-from .terminal import LiveLine, Writer, byte_text
-from .values import Round, Sampling
+from .terminal import LiveLine, Writer, bar
+from .text import Tokenizer, text_of, tokenizer_for
+from .values import Model, Round, Sampling
 
-OK, USAGE, NO_INPUT, UNREACHABLE, NO_OUTPUT, REFUSED, INTERRUPTED = 0, 64, 66, 69, 73, 76, 130
 PROMPT_BYTES_MAX = 1 << 20
-BYTE_VOCABS = range(256, 513)  # bytes and some control tokens
+PREFILL_TOKENS = 1024  # of a long prompt at once, so that its progress can be shown
 RECENT = 16
 GREEDY_SHARPNESS = 0.6  # temperature of a drafter model under a greedy target (clients/README.md)
-
-
-class Failure(Exception):
-    """Ends the command: exit code, a short code for --json, and what to say."""
-
-    def __init__(self, exit_code: int, code: str, text: str, committed: bool | None = None) -> None:
-        super().__init__(text)
-        self.exit_code, self.code, self.committed = exit_code, code, committed
 
 
 @dataclass
@@ -96,31 +88,22 @@ class Tally:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", help='the text to continue; "-": read from stdin')
-    add("--url", default=os.environ.get("TREEVERIFY_URL", "http://127.0.0.1:8471"))
     add("--store", metavar="FILE", help="text that the n-gram drafter knows besides the one so far")
     add("--onnx", metavar="FILE", help="draft with this causal model (needs onnxruntime) instead of n-grams")
+    add("--hf", metavar="NAME", help="draft with this model of transformers (needs torch) instead of n-grams")
+    add("--tokenizer", metavar="FILE", help="tokenizer.json of the served model (needs tokenizers); else bytes")
     add("--no-drafts", action="store_true", help="the server decodes alone: same text, one token at a time")
-    add("--nodes", type=_between(1, 1023), default=32, help="drafts of a tree, node 0 not counted (32)")
-    add("--depth", type=_between(1, 1023), default=16, help="of a tree (16)")
+    add("--nodes", type=_nodes, default=32, help="drafts of a tree, node 0 not counted (32); auto: as many as pay")
+    add("--depth", type=between(1, 1023), default=16, help="of a tree (16)")
     add("--ahead", action="store_true", help="send the next tree while a round is under way (for slow links)")
-    add("--max-tokens", type=_between(1, 1 << 20), default=200, help="new tokens (200)")
+    add("--guesses", type=between(1, 32), default=1, help="with --ahead: ends that are guessed, each with a tree (1)")
+    add("--max-tokens", type=between(1, 1 << 20), default=200, help="new tokens (200)")
     add("--temperature", type=float, default=0.0, help="0 is greedy, the default")
-    add("--seed", type=_between(0, (1 << 64) - 1), help="the same seed gives the same text")
-    add("--stop", type=_between(0, 2**31 - 1), action="append", default=[], metavar="ID", help="end at this token")
+    add("--seed", type=between(0, (1 << 64) - 1), help="the same seed gives the same text")
+    add("--stop", type=between(0, 2**31 - 1), action="append", default=[], metavar="ID", help="end at this token")
     add("--color", choices=("auto", "always", "never"), default="auto")
-    add("--live", choices=("auto", "never"), default="auto", help="the status line on a terminal")
     add("--report", metavar="FILE", help="write a page with acceptance and times of every round (HTML)")
-    add("--json", action="store_true", help="print one JSON object at the end")
-
-
-def _between(low: int, high: int) -> Any:
-    def integer(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is not in {low} to {high}")
-        return value
-
-    return integer
+    add_common(parser)
 
 
 def _prompt(text: str) -> bytes:
@@ -130,21 +113,55 @@ def _prompt(text: str) -> bytes:
     return data
 
 
-def _drafter(options: argparse.Namespace) -> Drafter | None:
+def _nodes(text: str) -> int | str:
+    return text if text == "auto" else between(1, 1023)(text)
+
+
+def _drafter(options: argparse.Namespace, tokenizer: Tokenizer) -> Drafter | None:
     if options.no_drafts:
         return None
+    sharpness = 1.0 if options.temperature > 0 else GREEDY_SHARPNESS
     try:
         if options.onnx:
-            try:
-                from .drafters.onnx import OnnxDrafter
-            except ImportError as error:
-                raise Failure(USAGE, "usage", f"--onnx needs onnxruntime: {error}") from error
+            from .drafters.onnx import OnnxDrafter
+
             if not Path(options.onnx).is_file():
                 raise Failure(NO_INPUT, "no-input", f"{options.onnx}: no such file")
-            return OnnxDrafter(options.onnx, temperature=1.0 if options.temperature > 0 else GREEDY_SHARPNESS)
-        return NgramDrafter.from_file(options.store) if options.store else NgramDrafter()
+            return OnnxDrafter(options.onnx, temperature=sharpness)
+        if options.hf:
+            from .drafters.hf import HfDrafter
+
+            return HfDrafter(options.hf, temperature=sharpness)
+        return NgramDrafter(tokenizer.encode(Path(options.store).read_bytes()) if options.store else None)
+    except ImportError as error:
+        raise Failure(USAGE, "usage", f"the drafter needs a package: {error}") from error
     except OSError as error:
         raise Failure(NO_INPUT, "no-input", str(error)) from error
+
+
+def _tokenizer(options: argparse.Namespace, model: Model) -> Tokenizer:
+    try:
+        return tokenizer_for(model, options.tokenizer)
+    except ImportError as error:
+        raise Failure(USAGE, "usage", f"--tokenizer needs a package: {error}") from error
+    except ValueError as error:
+        code = "not-bytes" if options.tokenizer is None else "no-tokenizer"
+        raise Failure(REFUSED if options.tokenizer is None else NO_INPUT, code, str(error)) from error
+
+
+def _open(client: Client, prompt: list[int], options: argparse.Namespace, line: LiveLine | None) -> Session:
+    """A session behind the prompt. A long one goes in pieces when somebody watches: rows of an extension have the bits of
+    a prompt's own."""
+    sampling = Sampling(
+        rule="target_walk" if options.temperature > 0 else "greedy", temperature=options.temperature, seed=options.seed
+    )
+    first = PREFILL_TOKENS if line is not None else len(prompt)
+    session = client.session(prompt[:first], sampling=sampling, stop=options.stop)
+    for start in range(first, len(prompt), PREFILL_TOKENS):
+        assert line is not None
+        line.show(f"prompt {bar(start, len(prompt))}")
+        session.extend(prompt[start : start + PREFILL_TOKENS])
+    return session
 
 
 def _rounds(session: Session, drafter: Drafter | None, options: argparse.Namespace, tally: Tally, show: Any) -> None:
@@ -152,27 +169,22 @@ def _rounds(session: Session, drafter: Drafter | None, options: argparse.Namespa
     left = options.max_tokens - 1
     if left > 0:
         for round in session.generate(
-            drafter, left, nodes=options.nodes, depth=options.depth, pipeline=options.ahead
+            drafter, left, nodes=options.nodes, depth=options.depth, pipeline=options.ahead, guesses=options.guesses
         ):
             show(tally.add(round), tally)
 
 
 def _generate(options: argparse.Namespace) -> int:
-    prompt, drafter = list(_prompt(options.prompt)), _drafter(options)
-    sampling = Sampling(
-        rule="target_walk" if options.temperature > 0 else "greedy", temperature=options.temperature, seed=options.seed
-    )
+    data = _prompt(options.prompt)
     color = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
     live = options.live == "auto" and sys.stderr.isatty() and not options.json
-    writer = None if options.json else Writer(sys.stdout, color)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(options.url))
-        model = client.model()
-        if model.vocab not in BYTE_VOCABS:
-            text = f"{model.name} has a vocabulary of {model.vocab}: its tokens are not bytes, and there is no tokenizer"
-            raise Failure(REFUSED, "not-bytes", text)
-        session = stack.enter_context(client.session(prompt, sampling=sampling, stop=options.stop))
+        tokenizer = _tokenizer(options, client.model())
+        prompt, drafter = tokenizer.encode(data), _drafter(options, tokenizer)
+        writer = None if options.json else Writer(sys.stdout, color, tokenizer.stream())
         line = stack.enter_context(LiveLine(sys.stderr)) if live else None
+        session = stack.enter_context(_open(client, prompt, options, line))
         tally = Tally(options.max_tokens)
 
         def show(pairs: list[tuple[int, bool]], counted: Tally | None) -> None:
@@ -190,13 +202,13 @@ def _generate(options: argparse.Namespace) -> int:
         finally:
             if writer is not None:
                 writer.end()
-        _report(options, tally, session, client)
+        _report(options, tally, session, client, tokenizer)
     return OK
 
 
-def _summary(tally: Tally, session: Session, client: Client) -> dict[str, Any]:
+def _summary(tally: Tally, session: Session, client: Client, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
-        "text": byte_text(tally.tokens), "tokens": tally.tokens, "own": tally.own, "rounds": tally.rounds,
+        "text": text_of(tokenizer, tally.tokens), "tokens": tally.tokens, "own": tally.own, "rounds": tally.rounds,
         "drafts": tally.drafts, "accept_len_mean": round(tally.accept_len_mean, 4),
         "tokens_per_s": round(tally.tokens_per_s, 1), "seconds": round(tally.seconds, 4),
         "rtt_ms": round(tally.rtt_ms, 3), "server_us": tally.server_us, "retries": client.retries,
@@ -204,8 +216,10 @@ def _summary(tally: Tally, session: Session, client: Client) -> dict[str, Any]:
     }
 
 
-def _report(options: argparse.Namespace, tally: Tally, session: Session, client: Client) -> None:
-    summary = _summary(tally, session, client)
+def _report(
+    options: argparse.Namespace, tally: Tally, session: Session, client: Client, tokenizer: Tokenizer
+) -> None:
+    summary = _summary(tally, session, client, tokenizer)
     if options.report:
         try:
             Path(options.report).write_text(report.page(summary, tally.kept), encoding="utf-8")
@@ -223,22 +237,4 @@ def _report(options: argparse.Namespace, tally: Tally, session: Session, client:
 
 def run(options: argparse.Namespace) -> int:
     """The command; returns its exit code."""
-    try:
-        try:
-            return _generate(options)
-        except ProblemError as error:
-            raise Failure(REFUSED, error.code, str(error), error.committed) from error
-        except TransportError as error:
-            raise Failure(UNREACHABLE, "unreachable", str(error)) from error
-        except Error as error:
-            raise Failure(REFUSED, "contract", str(error)) from error
-        except ValueError as error:
-            raise Failure(USAGE, "usage", str(error)) from error
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Failure as failure:
-        if options.json:
-            print(json.dumps({"error": failure.code, "detail": str(failure), "committed": failure.committed}))
-        else:
-            print(f"treeverify: {failure}", file=sys.stderr)
-        return failure.exit_code
+    return guarded(_generate, options)

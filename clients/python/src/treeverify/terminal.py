@@ -3,13 +3,13 @@ control characters never reach the terminal."""
 
 from __future__ import annotations
 
-import codecs
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TextIO
 
+from .text import Stream
+
 _OWN, _ACCEPTED, _PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[0m"
-CONTROL_FROM = 256  # byte-level models: token ids from here on are control tokens
 
 
 def visible(text: str) -> str:
@@ -17,34 +17,13 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
-class ByteText:
-    """Token ids that are bytes, as text that comes piece by piece: characters appear when they are complete."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, token: int) -> str:
-        if token >= CONTROL_FROM:
-            return self._decoder.decode(b"", final=True) + f"<{token}>"
-        return self._decoder.decode(bytes([token]))
-
-    def end(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-
-def byte_text(tokens: Sequence[int]) -> str:
-    text = ByteText()
-    return "".join(map(text.feed, tokens)) + text.end()
-
-
 class Writer:
     """Writes tokens to `out`: accepted drafts green and the model's own bold with color, else the own in [brackets]."""
 
-    def __init__(self, out: TextIO, color: bool) -> None:
-        self._out, self._color = out, color
-        self._text = ByteText()
+    def __init__(self, out: TextIO, color: bool, text: Stream) -> None:
+        self._out, self._color, self._text = out, color, text
 
-    def prompt(self, tokens: Sequence[int]) -> None:
+    def prompt(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._out.write(visible(self._text.feed(token)))
         self._out.flush()
@@ -64,6 +43,12 @@ class Writer:
     def end(self) -> None:
         self._out.write(visible(self._text.end()) + "\n")
         self._out.flush()
+
+
+def bar(done: int, total: int, width: int = 24) -> str:
+    """A progress bar of ASCII, with its numbers."""
+    full = width * done // max(1, total)
+    return f"[{'#' * full}{'.' * (width - full)}] {done}/{total}"
 
 
 class LiveLine:
