@@ -124,6 +124,11 @@ class SessionView:
         return len(self._core.tokens)
 
     @property
+    def cached_len(self) -> int:
+        """How many tokens needed no pass of the model when the session was made (the last time)."""
+        return self._core.cached_len
+
+    @property
     def digest(self) -> str:
         return self._core.digest.hex()
 

@@ -76,6 +76,7 @@ class SessionCore:
         self.held: Held | None = None
         self.unsure = 0  # number of a verify to be held whose answer has not come
         self.max_nodes, self.max_depth = model.max_nodes, model.max_depth
+        self.cached_len = 0
         self.lease_expires_at = ""
         self.resumed = 0  # how often the session was made anew
         self.closed = False
@@ -124,6 +125,7 @@ class SessionCore:
             self.id, self.epoch = answer["session"], answer["epoch"]
             self.pending, self.next_seq = answer["pending"], answer["next_seq"]
             self.finish, self.lease_expires_at = answer["finish"], answer["lease_expires_at"]
+            self.cached_len = int(answer["cached_len"])
             self.held, self.unsure = None, 0
         except (KeyError, TypeError, ValueError) as error:
             raise ContractError(f"create: {error!r}") from error
