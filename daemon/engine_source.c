@@ -66,14 +66,18 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
 {
     struct tv_model_error refusal = {.text = ""};
     int32_t prefill_rows = kernels->host_memory ? PREFILL_ROWS_HOST : PREFILL_ROWS_APART;
-    const struct tv_model_options options = {
+    struct tv_model_options options = {
         .max_len = config->max_len,
         .rows_max = config->max_nodes > prefill_rows ? config->max_nodes : prefill_rows,
         .requests_max = REQUESTS_MAX,
         .page_size = config->page_size,
         .synthetic = config->synthetic_weights,
         .synthetic_seed = config->synthetic_seed,
+        .tap_count = config->tap_count,
+        .projection = config->taps_projection[0] != '\0' ? config->taps_projection : NULL,
     };
+    _Static_assert(TV_TAPS_MAX <= TV_MODEL_TAPS_MAX, "as many taps as the settings may name");
+    memcpy(options.taps, config->taps, sizeof config->taps);
     int rc = tv_model_load(kernels, config->model, &options, ret_model, &refusal);
     if (rc == 0 && options.synthetic) {
         tv_log(TV_LOG_WARNING,

@@ -18,7 +18,8 @@
 #define TV_JSON_DEPTH_MAX       8
 #define TV_WANT_TOP_K_MAX       64
 #define TV_ALTERNATIVES_MAX     32
-#define TV_PIPELINE_MAX         2 /* rounds of a session under way: one runs, one is staged */
+#define TV_TAPS_MAX             16 /* layers whose hidden rows a server hands out */
+#define TV_PIPELINE_MAX         2  /* rounds of a session under way: one runs, one is staged */
 #define TV_STOP_IDS_MAX         16
 #define TV_SALT_BYTES_MAX       64
 #define TV_LEASE_S_MAX          3600

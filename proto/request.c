@@ -90,10 +90,15 @@ static TV_REQUEST_READER(read_prefix)
     return tv_request_read_object(reader, value, fields, COUNT_OF(fields), base);
 }
 static const struct tv_request_field create_fields[] = {
-    TOKENS,          TOKENS_B64,
-    SAMPLING,        STOP,
-    LEASE(0),        {"cache_salt", 0, tv_request_read_salt, 0, 0, 0},
-    EXPECTED_DIGEST, {"prefix", 0, read_prefix, 0, 0, 0},
+    TOKENS,
+    TOKENS_B64,
+    SAMPLING,
+    STOP,
+    LEASE(0),
+    {"cache_salt", 0, tv_request_read_salt, 0, 0, 0},
+    EXPECTED_DIGEST,
+    {"prefix", 0, read_prefix, 0, 0, 0},
+    {"want", 0, tv_request_read_prompt_want, 0, 0, 0},
 };
 static TV_REQUEST_READER(read_round_rule)
 {
@@ -238,9 +243,16 @@ int tv_rule_lossless(enum tv_rule rule)
 
 const char *tv_tensor_dtype_name(enum tv_tensor_dtype dtype)
 {
-    static const char *const names[] = {"f32", "bf16", "f16"};
+    static const char *const names[] = {"f32", "bf16", "f16", "fp8_e4m3"};
 
     return names[dtype];
+}
+
+size_t tv_tensor_dtype_bytes(enum tv_tensor_dtype dtype)
+{
+    static const size_t bytes[] = {4, 2, 2, 1};
+
+    return bytes[dtype];
 }
 
 /* Exactly one of tokens and tokens_b64; a prompt and an extension are not empty. */
@@ -319,7 +331,8 @@ static int read_create(struct tv_request_reader *reader, const struct tv_json_va
     reader->request->lease_s = TV_LEASE_S_DEFAULT;
     if (!has_prefix) {
         rc = read_prompt(reader, root, create_fields, COUNT_OF(create_fields), 0);
-        return rc < 0 ? rc : check_context(reader);
+        rc = rc < 0 ? rc : check_context(reader);
+        return rc < 0 ? rc : tv_request_check_prompt_hidden(reader, reader->request->token_count);
     }
     if ((tv_json_member(root, "tokens") != NULL || tv_json_member(root, "tokens_b64") != NULL) &&
         all_known(root, create_fields, COUNT_OF(create_fields))) {
@@ -327,8 +340,9 @@ static int read_create(struct tv_request_reader *reader, const struct tv_json_va
                        "/prefix: a prompt or a prefix, not both");
         return -EINVAL;
     }
-    return tv_request_read_object(reader, root, create_fields, COUNT_OF(create_fields),
-                                  reader->request);
+    rc = tv_request_read_object(reader, root, create_fields, COUNT_OF(create_fields),
+                                reader->request);
+    return rc < 0 ? rc : tv_request_check_prompt_hidden(reader, reader->request->prefix_len);
 }
 
 static int read_oneshot(struct tv_request_reader *reader, const struct tv_json_value *root,
@@ -512,6 +526,7 @@ void tv_request_finish(struct tv_request *request)
     free(request->path);
     free(request->want.rows.nodes);
     free(request->want.logits_rows.nodes);
+    free(request->want.hidden.rows.nodes);
     free(request->tensor_rows.nodes);
     tv_tree_finish(&request->tree);
     *request = (struct tv_request){0};

@@ -71,8 +71,26 @@ struct tv_rows {
     int32_t *nodes; /* [count], owned, for TV_ROWS_LIST; each below the tree's node count */
 };
 
-enum tv_tensor_dtype { TV_TENSOR_F32 = 0, TV_TENSOR_BF16, TV_TENSOR_F16 };
+enum tv_tensor_dtype {
+    TV_TENSOR_F32 = 0,
+    TV_TENSOR_BF16,
+    TV_TENSOR_F16,
+    TV_TENSOR_FP8_E4M3, /* hidden rows alone */
+};
 const char *tv_tensor_dtype_name(enum tv_tensor_dtype dtype);
+size_t tv_tensor_dtype_bytes(enum tv_tensor_dtype dtype);
+
+/* Rows of the residual stream at some of the server's taps. */
+struct tv_want_hidden {
+    int wanted;
+    int32_t tap_count;
+    int32_t taps[TV_TAPS_MAX]; /* [tap_count]: places in the server's list of taps */
+    int project;               /* the registered projection of all taps instead */
+    struct tv_rows rows;       /* of a tree */
+    int32_t window;            /* create: the last so many positions of the prompt; 0: all */
+    enum tv_tensor_dtype dtype;
+    int fetch; /* 0 inline, 1 via GET tensor */
+};
 
 struct tv_want {
     int32_t top_k; /* 0 = off */
@@ -82,6 +100,7 @@ struct tv_want {
     struct tv_rows logits_rows;
     enum tv_tensor_dtype logits_dtype;
     int logits_fetch; /* 0 inline, 1 via GET tensor */
+    struct tv_want_hidden hidden;
     int shadow;
     uint64_t inline_bytes_most; /* what the inline blocks may take, at most */
     uint64_t fetch_bytes_most;  /* the same of the rows that are kept to be fetched, as f32 */
@@ -159,6 +178,7 @@ struct tv_request {
     int32_t violation; /* parity violation number */
     enum tv_tensor_dtype tensor_dtype;
     int has_tensor_dtype, has_tensor_rows;
+    int tensor_hidden; /* what=hidden; else logits */
     struct tv_rows tensor_rows;
 
     uint8_t body_hash[32]; /* SHA-256 over the decoded request without deadline_ms, lease_s, ack */
@@ -178,7 +198,11 @@ struct tv_request_limits {
     struct tv_tree_limits tree;
     int32_t max_len; /* the model's context limit */
     size_t inline_bytes;
-    size_t fetch_bytes; /* of one call's rows that are kept to be fetched; 0: any */
+    size_t fetch_bytes;        /* of one call's rows that are kept to be fetched; 0: any */
+    int32_t hidden_dim;        /* values of a hidden row */
+    int32_t tap_count;         /* 0: none is handed out */
+    int32_t taps[TV_TAPS_MAX]; /* [tap_count] layers, in the order of the setting */
+    int32_t project_dim;       /* values of a projected row; 0: no projection is registered */
 };
 
 /* Decode the JSON body of `kind` into *ret_request (zeroed first). 0; -EINVAL with *problem set;

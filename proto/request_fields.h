@@ -69,7 +69,8 @@ TV_REQUEST_READER(tv_request_read_sampling);
 TV_REQUEST_READER(tv_request_read_stop);
 TV_REQUEST_READER(tv_request_read_tree);
 TV_REQUEST_READER(tv_request_read_want);
-TV_REQUEST_READER(tv_request_read_items); /* request_batch.c */
+TV_REQUEST_READER(tv_request_read_prompt_want); /* of a create */
+TV_REQUEST_READER(tv_request_read_items);       /* request_batch.c */
 /* Everything at its default. */
 void tv_request_init(struct tv_request *request, enum tv_call_kind kind);
 /* The body of a verify, which names its session when it is an item of a batch. */
@@ -95,8 +96,25 @@ TV_REQUEST_READER(tv_request_read_next);
 /* A path with its next token, or neither; pointer: of the object they stand in. */
 int tv_request_check_path(struct tv_request_reader *reader, const char *pointer);
 
-/* 0 when text is one of the names, -EINVAL otherwise. */
-int tv_request_dtype_from(const char *text, enum tv_tensor_dtype *ret_dtype);
+/* request_want.c: a set of rows of the tree, at the offset; via, an int: 1 for fetch. */
+TV_REQUEST_READER(tv_request_read_rows);
+TV_REQUEST_READER(tv_request_read_via);
+/* A short string as a terminated copy; longer ones, which cannot be one of our words, as "". */
+int tv_request_word(struct tv_request_reader *reader, const struct tv_json_value *value,
+                    char ret_word[16]);
+/* Rows that were not named are those of want.rows: a copy. 0 or -ENOMEM. */
+int tv_request_rows_copy(const struct tv_rows *rows, struct tv_rows *ret_rows);
+/* request_hidden.c: want.hidden of a round, into struct tv_want. */
+TV_REQUEST_READER(tv_request_read_hidden);
+/* Values of the block of so many rows; 0 when none is wanted. */
+uint64_t tv_request_hidden_values(const struct tv_want_hidden *hidden,
+                                  const struct tv_request_limits *limits, uint64_t rows);
+/* Does the block that a create asks for fit? With the prompt's length known. */
+int tv_request_check_prompt_hidden(struct tv_request_reader *reader, int32_t prompt_len);
+
+/* 0 when text is one of the names, -EINVAL otherwise; dtypes up to `last`. */
+int tv_request_dtype_from(const char *text, enum tv_tensor_dtype last,
+                          enum tv_tensor_dtype *ret_dtype);
 int tv_request_rows_kind_from(const char *text, enum tv_rows_kind *ret_kind);
 
 #endif

@@ -127,6 +127,11 @@ static void put_fixed(struct gather *gather, const struct tv_request *request)
     put32(gather, want->logits);
     put32(gather, (int32_t)want->logits_dtype);
     put32(gather, want->logits_fetch);
+    put32(gather, want->hidden.wanted);
+    put32(gather, want->hidden.project);
+    put32(gather, want->hidden.window);
+    put32(gather, (int32_t)want->hidden.dtype);
+    put32(gather, want->hidden.fetch);
     put32(gather, want->shadow);
     put32(gather, request->has_tree);
     put32(gather, request->len_implied);
@@ -181,6 +186,8 @@ static void hash_arrays(struct sha256_ctx *hash, const struct tv_request *reques
     hash_ints(hash, request->stop_ids, request->stop_count);
     hash_rows(hash, &request->want.rows);
     hash_rows(hash, &request->want.logits_rows);
+    hash_rows(hash, &request->want.hidden.rows);
+    hash_ints(hash, request->want.hidden.taps, request->want.hidden.tap_count);
     hash_ints(hash, request->tree.tokens, request->tree.count);
     hash_ints(hash, request->tree.parents, request->tree.count);
     hash_draft(hash, &request->tree);

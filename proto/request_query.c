@@ -83,13 +83,16 @@ static int query_tensor(struct tv_request *request, const char *name, const char
     int rc;
 
     if (strcmp(name, "what") == 0) {
-        return strcmp(value, "logits") == 0 ? 0 : refuse(problem, name, "logits is expected");
+        request->tensor_hidden = strcmp(value, "hidden") == 0;
+        return request->tensor_hidden || strcmp(value, "logits") == 0
+                   ? 0
+                   : refuse(problem, name, "logits or hidden is expected");
     }
     if (strcmp(name, "dtype") == 0) {
         request->has_tensor_dtype = 1;
-        return tv_request_dtype_from(value, &request->tensor_dtype) == 0
+        return tv_request_dtype_from(value, TV_TENSOR_FP8_E4M3, &request->tensor_dtype) == 0
                    ? 0
-                   : refuse(problem, name, "f32, bf16 or f16 is expected");
+                   : refuse(problem, name, "f32, bf16, f16 or fp8_e4m3 is expected");
     }
     if (strcmp(name, "rows") != 0) {
         return refuse(problem, name, "unknown");

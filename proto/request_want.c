@@ -12,11 +12,12 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-int tv_request_dtype_from(const char *text, enum tv_tensor_dtype *ret_dtype)
+int tv_request_dtype_from(const char *text, enum tv_tensor_dtype last,
+                          enum tv_tensor_dtype *ret_dtype)
 {
     int dtype;
 
-    for (dtype = TV_TENSOR_F32; dtype <= TV_TENSOR_F16; dtype++) {
+    for (dtype = TV_TENSOR_F32; dtype <= (int)last; dtype++) {
         if (strcmp(text, tv_tensor_dtype_name((enum tv_tensor_dtype)dtype)) == 0) {
             *ret_dtype = (enum tv_tensor_dtype)dtype;
             return 0;
@@ -39,9 +40,8 @@ int tv_request_rows_kind_from(const char *text, enum tv_rows_kind *ret_kind)
     return -EINVAL;
 }
 
-/* A short string as a terminated copy; longer ones cannot be one of our words. */
-static int word_of(struct tv_request_reader *reader, const struct tv_json_value *value,
-                   char ret_word[16])
+int tv_request_word(struct tv_request_reader *reader, const struct tv_json_value *value,
+                    char ret_word[16])
 {
     size_t bytes = 0;
     const char *text = tv_json_string(value, &bytes);
@@ -97,7 +97,7 @@ static int check_nodes(struct tv_request_reader *reader, const struct tv_rows *r
     return 0;
 }
 
-static TV_REQUEST_READER(read_rows)
+TV_REQUEST_READER(tv_request_read_rows)
 {
     struct tv_rows *rows = (struct tv_rows *)(void *)((char *)base + field->offset);
     size_t index = 0;
@@ -118,7 +118,7 @@ static TV_REQUEST_READER(read_rows)
     if (tv_json_type(value) != TV_JSON_STRING) {
         return tv_request_refuse(reader, TV_WRONG_TYPE, "a word or a list of nodes is expected");
     }
-    rc = word_of(reader, value, word);
+    rc = tv_request_word(reader, value, word);
     if (rc < 0) {
         return rc;
     }
@@ -132,21 +132,19 @@ static TV_REQUEST_READER(read_dtype)
 {
     enum tv_tensor_dtype *dtype = (enum tv_tensor_dtype *)(void *)((char *)base + field->offset);
     char word[16];
-    int rc = word_of(reader, value, word);
+    int rc = tv_request_word(reader, value, word);
 
-    if (rc == 0 && tv_request_dtype_from(word, dtype) < 0) {
+    if (rc == 0 && tv_request_dtype_from(word, TV_TENSOR_F16, dtype) < 0) {
         return tv_request_refuse(reader, TV_WRONG_VALUE, "f32, bf16 or f16 is expected");
     }
     return rc;
 }
 
-static TV_REQUEST_READER(read_via)
+TV_REQUEST_READER(tv_request_read_via)
 {
-    struct tv_want *want = base;
     char word[16];
-    int rc = word_of(reader, value, word), fetch;
+    int rc = tv_request_word(reader, value, word), fetch;
 
-    (void)field; /* writes logits_fetch */
     if (rc < 0) {
         return rc;
     }
@@ -157,19 +155,34 @@ static TV_REQUEST_READER(read_via)
     if (fetch && reader->request->kind != TV_CALL_VERIFY) {
         return tv_request_refuse(reader, TV_WRONG_VALUE, "only inline without a session");
     }
-    want->logits_fetch = fetch;
+    *(int *)(void *)((char *)base + field->offset) = fetch;
+    return 0;
+}
+
+int tv_request_rows_copy(const struct tv_rows *rows, struct tv_rows *ret_rows)
+{
+    struct tv_rows copy = *rows;
+
+    if (rows->nodes != NULL) {
+        size_t bytes = (size_t)rows->count * sizeof(*rows->nodes);
+        copy.nodes = malloc(bytes);
+        if (copy.nodes == NULL) {
+            return -ENOMEM;
+        }
+        memcpy(copy.nodes, rows->nodes, bytes);
+    }
+    *ret_rows = copy;
     return 0;
 }
 
 static TV_REQUEST_READER(read_logits)
 {
     static const struct tv_request_field fields[] = {
-        {"rows", 0, read_rows, offsetof(struct tv_want, logits_rows), 0, 0},
+        {"rows", 0, tv_request_read_rows, offsetof(struct tv_want, logits_rows), 0, 0},
         {"dtype", 0, read_dtype, offsetof(struct tv_want, logits_dtype), 0, 0},
-        {"via", 0, read_via, 0, 0, 0},
+        {"via", 0, tv_request_read_via, offsetof(struct tv_want, logits_fetch), 0, 0},
     };
     struct tv_want *want = base;
-    const struct tv_rows *rows = &want->rows;
     int rc = tv_request_read_object(reader, value, fields, COUNT_OF(fields), want);
 
     (void)field; /* its own table */
@@ -177,16 +190,7 @@ static TV_REQUEST_READER(read_logits)
     if (rc < 0 || (reader->seen & 1u)) {
         return rc;
     }
-    want->logits_rows = *rows; /* want.rows, which is read before */
-    if (rows->nodes != NULL) {
-        size_t bytes = (size_t)rows->count * sizeof(*rows->nodes);
-        want->logits_rows.nodes = malloc(bytes);
-        if (want->logits_rows.nodes == NULL) {
-            return -ENOMEM;
-        }
-        memcpy(want->logits_rows.nodes, rows->nodes, bytes);
-    }
-    return 0;
+    return tv_request_rows_copy(&want->rows, &want->logits_rows); /* want.rows is read before */
 }
 
 /* The most rows a set can have in this tree. */
@@ -214,6 +218,15 @@ static int check_inline_tree(struct tv_request_reader *reader, struct tv_want *w
     } else if (want->logits) {
         bytes += rows_most(&want->logits_rows, tree) * (uint64_t)reader->limits->tree.vocab *
                  (want->logits_dtype == TV_TENSOR_F32 ? 4 : 2);
+    }
+    if (want->hidden.fetch) { /* kept as f32, whatever is asked for */
+        fetched += tv_request_hidden_values(&want->hidden, reader->limits,
+                                            rows_most(&want->hidden.rows, tree)) *
+                   4;
+    } else {
+        bytes += tv_request_hidden_values(&want->hidden, reader->limits,
+                                          rows_most(&want->hidden.rows, tree)) *
+                 tv_tensor_dtype_bytes(want->hidden.dtype);
     }
     if (want->top_k > 0) {
         bytes += rows_most(&want->rows, tree) * ((uint64_t)want->top_k * 8 + 4);
@@ -258,9 +271,10 @@ TV_REQUEST_READER(tv_request_read_want)
 {
     static const struct tv_request_field fields[] = {
         {"top_k", 0, read_top_k, offsetof(struct tv_want, top_k), 0, TV_WANT_TOP_K_MAX},
-        {"rows", 0, read_rows, offsetof(struct tv_want, rows), 0, 0},
+        {"rows", 0, tv_request_read_rows, offsetof(struct tv_want, rows), 0, 0},
         {"logprobs", 0, tv_request_read_flag, offsetof(struct tv_want, logprobs), 0, 0},
         {"logits", 0, read_logits, 0, 0, 0},
+        {"hidden", 0, tv_request_read_hidden, 0, 0, 0},
         {"shadow", 0, tv_request_read_flag, offsetof(struct tv_want, shadow), 0, 0},
     };
     struct tv_request *request = base;

@@ -131,6 +131,33 @@ static void write_logits(struct tv_buf *buf, const struct tv_logits_block *logit
     tv_write_raw(buf, "}");
 }
 
+static void write_hidden(struct tv_buf *buf, const struct tv_hidden_block *hidden)
+{
+    int64_t planes = hidden->projected ? 1 : hidden->tap_count;
+
+    tv_write_raw(buf, ",\"hidden\":{\"taps\":");
+    tv_write_ints(buf, hidden->taps, hidden->tap_count);
+    tv_write_raw(buf, ",\"rows\":");
+    tv_write_ints(buf, hidden->rows, hidden->row_count);
+    if (hidden->projected) {
+        tv_buf_printf(buf, ",\"project\":true,\"shape\":[%d,%d],\"dtype\":", (int)hidden->row_count,
+                      (int)hidden->dim);
+    } else {
+        tv_buf_printf(buf, ",\"shape\":[%d,%d,%d],\"dtype\":", (int)hidden->tap_count,
+                      (int)hidden->row_count, (int)hidden->dim);
+    }
+    tv_write_text(buf, tv_tensor_dtype_name(hidden->dtype));
+    if (hidden->data != NULL) {
+        tv_write_raw(buf, ",\"data_b64\":");
+        tv_write_base64_floats(buf, hidden->data, planes * hidden->row_count * hidden->dim,
+                               hidden->dtype);
+    } else {
+        tv_write_raw(buf, ",\"href\":");
+        tv_write_text(buf, hidden->href);
+    }
+    tv_write_raw(buf, "}");
+}
+
 static void write_shadow(struct tv_buf *buf, const struct tv_shadow_block *shadow)
 {
     tv_write_raw(buf, ",\"shadow\":{\"ran\":");
@@ -157,6 +184,9 @@ static void write_wanted(struct tv_buf *buf, const struct tv_round *round)
     }
     if (round->logits != NULL) {
         write_logits(buf, round->logits);
+    }
+    if (round->hidden != NULL) {
+        write_hidden(buf, round->hidden);
     }
     if (round->shadow != NULL) {
         write_shadow(buf, round->shadow);
@@ -277,6 +307,9 @@ static void write_create(struct tv_buf *buf, const struct tv_round *round)
     write_made_up(buf, round->synthetic);
     tv_write_raw(buf, ",\"lease_expires_at\":");
     tv_write_time(buf, round->lease_expires_unix_ms);
+    if (round->hidden != NULL) {
+        write_hidden(buf, round->hidden);
+    }
     tv_buf_printf(
         buf,
         ",\"limits\":{\"max_nodes\":%d,\"max_depth\":%d,\"max_pipeline\":%d,\"replay_window\":%d}}",

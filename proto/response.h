@@ -74,6 +74,17 @@ struct tv_logits_block {
     const float *data; /* [row_count, vocab]; NULL: via fetch, href is given */
     const char *href;
 };
+/* Rows of the residual stream at each of the taps, or one projected plane. */
+struct tv_hidden_block {
+    int32_t tap_count;
+    const int32_t *taps; /* [tap_count] layers */
+    int projected;       /* data has one plane, which is not the taps' own */
+    int32_t row_count, dim;
+    const int32_t *rows; /* [row_count] nodes; create: positions */
+    enum tv_tensor_dtype dtype;
+    const float *data; /* [tap_count or 1, row_count, dim]; NULL: via fetch, href is given */
+    const char *href;
+};
 /* Largest differences over the layers of one round (numerics contract). */
 struct tv_parity_kernel {
     int32_t layers;
@@ -124,6 +135,7 @@ struct tv_round {
     const float *logprobs; /* [new_count] or NULL; -INFINITY is written as null */
     const struct tv_topk_block *topk;
     const struct tv_logits_block *logits;
+    const struct tv_hidden_block *hidden; /* create too */
     const struct tv_shadow_block *shadow;
     struct tv_sampling_state sampling;
     struct tv_limits_info limits; /* create, fork */
@@ -163,6 +175,9 @@ struct tv_model_info {
     double noise;
     int32_t verify_us_count;
     const int64_t (*verify_us)[2]; /* [verify_us_count] {nodes, microseconds}, measured */
+    int32_t tap_count;
+    const int32_t *taps; /* [tap_count] */
+    int has_projection;
 };
 
 struct tv_ready_check {
@@ -230,7 +245,7 @@ void tv_encode_problem(struct tv_buf *buf, const struct tv_problem *problem, con
 /* Of a request: the members of a tree that its draft is written in, each behind a comma; none
  * without one. */
 void tv_encode_draft(struct tv_buf *buf, const struct tv_tree *tree);
-/* Raw tensor bytes of logits rows in dtype (GET .../tensor). */
+/* Raw tensor bytes of rows in dtype (GET .../tensor). */
 void tv_encode_tensor(struct tv_buf *buf, const float *data, int64_t count,
                       enum tv_tensor_dtype dtype);
 

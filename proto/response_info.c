@@ -74,7 +74,7 @@ void tv_write_curve(struct tv_buf *buf, const int64_t (*points)[2], int32_t coun
 }
 
 /* What a client may rely on; strings are only ever added. */
-static void write_features(struct tv_buf *buf)
+static void write_features(struct tv_buf *buf, const struct tv_model_info *info)
 {
     tv_write_raw(buf,
                  ",\"rules\":[\"target_walk\",\"greedy\",\"ratio_wor\",\"typical\",\"client\"],"
@@ -83,8 +83,14 @@ static void write_features(struct tv_buf *buf)
                  "\"renew\",\"oneshot\",\"score\",\"batch\","
                  "\"tokens_b64\",\"want.top_k\",\"want.logprobs\",\"want.logits\","
                  "\"want.logits.fetch\",\"want.shadow\",\"parity\",\"prefix\",\"if\","
-                 "\"alternatives\",\"commit\",\"hint\"]"
-                 ",\"logits\":\"raw\",\"logprobs\":\"filtered\",\"noise\":");
+                 "\"alternatives\",\"commit\",\"hint\"");
+    if (info->tap_count > 0) {
+        tv_write_raw(buf, ",\"want.hidden\",\"want.hidden.fetch\"");
+    }
+    if (info->tap_count > 0 && info->has_projection) {
+        tv_write_raw(buf, ",\"want.hidden.project\"");
+    }
+    tv_write_raw(buf, "],\"logits\":\"raw\",\"logprobs\":\"filtered\",\"noise\":");
 }
 
 void tv_write_synthetic(struct tv_buf *buf, unsigned synthetic)
@@ -125,11 +131,13 @@ void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info)
     write_number(buf, "cached", info->pages_cached);
     tv_write_raw(buf, "}");
     write_limits(buf, &info->limits);
-    write_features(buf);
+    write_features(buf, info);
     tv_write_real(buf, info->noise);
     tv_write_raw(buf, ",\"verify_us\":");
     tv_write_curve(buf, info->verify_us, info->verify_us_count);
-    tv_write_raw(buf, ",\"taps\":[],\"synthetic\":");
+    tv_write_raw(buf, ",\"taps\":");
+    tv_write_ints(buf, info->taps, info->tap_count);
+    tv_write_raw(buf, ",\"synthetic\":");
     if (info->synthetic != 0) {
         tv_write_synthetic(buf, info->synthetic);
     } else {

@@ -16,7 +16,7 @@
 #include <time.h>
 
 #define CHUNK_ITEMS                                                                                \
-    768 /* 3,072 or 1,536 bytes: both divide by 3, so chunks join without padding                  \
+    768 /* 3,072, 1,536 or 768 bytes: all divide by 3, so chunks join without padding              \
          */
 
 void tv_buf_init(struct tv_buf *buf, size_t bytes_max)
@@ -298,9 +298,27 @@ static uint16_t f16_of(float number)
     return (uint16_t)(sign | (mantissa + half - 1u + (mantissa >> shift & 1u)) >> shift);
 }
 
-static size_t item_bytes(enum tv_tensor_dtype dtype)
+/* Four bits of exponent (bias 7), three of mantissa, no infinity: round to nearest even, above the
+ * largest value (448) to it, below the range through the subnormals to zero. */
+static uint8_t fp8_e4m3_of(float number)
 {
-    return dtype == TV_TENSOR_F32 ? 4 : 2;
+    uint32_t bits = bits_of(number), sign = bits >> 24 & 0x80u, rest = bits & 0x7fffffffu;
+    uint32_t shift, mantissa, value;
+
+    if (rest >= 0x43e00000u) { /* 448 and above */
+        return (uint8_t)(sign | 0x7eu);
+    }
+    if (rest >= 0x3c800000u) { /* normal, from 2^-6; a carry runs into the exponent */
+        rest -= 0x3c000000u;
+        return (uint8_t)(sign | (rest + 0x7ffffu + (rest >> 20 & 1u)) >> 20);
+    }
+    if (rest < 0x3a800000u) { /* below half of the smallest subnormal, 2^-9 */
+        return (uint8_t)sign;
+    }
+    shift = 141u - (rest >> 23);
+    mantissa = (rest & 0x7fffffu) | 0x800000u;
+    value = (mantissa + (1u << (shift - 1)) - 1u + (mantissa >> shift & 1u)) >> shift;
+    return (uint8_t)(sign | value);
 }
 
 /* Little-endian bytes of up to CHUNK_ITEMS floats; 0, or -EDOM when one is NaN. */
@@ -317,6 +335,8 @@ static int pack_floats(const float *data, int64_t count, enum tv_tensor_dtype dt
             out[4 * i + 1] = (uint8_t)(bits >> 8);
             out[4 * i + 2] = (uint8_t)(bits >> 16);
             out[4 * i + 3] = (uint8_t)(bits >> 24);
+        } else if (dtype == TV_TENSOR_FP8_E4M3) {
+            out[i] = fp8_e4m3_of(data[i]);
         } else {
             uint16_t half = dtype == TV_TENSOR_BF16 ? bf16_of(data[i]) : f16_of(data[i]);
             out[2 * i] = (uint8_t)half;
@@ -329,7 +349,7 @@ static int pack_floats(const float *data, int64_t count, enum tv_tensor_dtype dt
 void tv_write_base64_floats(struct tv_buf *buf, const float *data, int64_t count,
                             enum tv_tensor_dtype dtype)
 {
-    size_t size = item_bytes(dtype), total = (size_t)count * size;
+    size_t size = tv_tensor_dtype_bytes(dtype), total = (size_t)count * size;
     char *at = tv_buf_extend(buf, BASE64_ENCODE_RAW_LENGTH(total) + 2);
     uint8_t chunk[CHUNK_ITEMS * 4];
     int64_t done;
@@ -381,7 +401,7 @@ void tv_write_base64_ints(struct tv_buf *buf, const int32_t *data, int64_t count
 void tv_encode_tensor(struct tv_buf *buf, const float *data, int64_t count,
                       enum tv_tensor_dtype dtype)
 {
-    uint8_t *at = (uint8_t *)tv_buf_extend(buf, (size_t)count * item_bytes(dtype));
+    uint8_t *at = (uint8_t *)tv_buf_extend(buf, (size_t)count * tv_tensor_dtype_bytes(dtype));
 
     if (at != NULL && pack_floats(data, count, dtype, at) < 0) {
         buf->failed = -EDOM;

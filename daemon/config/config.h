@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #include "kernels/types.h"
+#include "proto/limits.h"
 
 /* At least the number of options; the table's own count is checked against it. */
 #define TV_CONFIG_OPTIONS_MAX 64
@@ -48,6 +49,9 @@ struct tv_config {
     int prefix_cache;       /* TV_PREFIX_CACHE_... */
     int32_t max_len;        /* 0 = the checkpoint's */
     int32_t max_nodes, max_depth;
+    int32_t tap_count; /* 0: no hidden rows are handed out */
+    int32_t taps[TV_TAPS_MAX];
+    char taps_projection[4096];
     int32_t threads; /* 0 = processors online */
     double shadow;   /* 0 off, 1 all, else share */
     double shadow_path;

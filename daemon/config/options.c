@@ -181,6 +181,50 @@ static void print_prefix_cache(const struct tv_option *option, const struct tv_c
     (void)fprintf(out, "%s", prefix_cache_names[config->prefix_cache]);
 }
 
+/* Numbers between commas, none twice; or none. */
+static int parse_taps(const struct tv_option *option, struct tv_config *config, const char *text,
+                      char *reason, size_t reason_bytes)
+{
+    int32_t taps[TV_TAPS_MAX], count = 0;
+    const char *at = text;
+    (void)option; /* the only option of its type */
+    int more = strcmp(text, "none") != 0;
+    while (more) {
+        size_t digits = strspn(at, "0123456789");
+        int good = digits >= 1 && digits <= 4 && count < TV_TAPS_MAX &&
+                   (at[digits] == '\0' || at[digits] == ',');
+        int32_t tap = good ? (int32_t)strtol(at, NULL, 10) : 0;
+        for (int32_t i = 0; i < count; i++) {
+            good = good && taps[i] != tap;
+        }
+        if (!good) {
+            (void)snprintf(reason, reason_bytes,
+                           "none, or up to %d different layers between commas, are needed",
+                           TV_TAPS_MAX);
+            return -EINVAL;
+        }
+        taps[count++] = tap;
+        more = at[digits] == ',';
+        at += digits + 1;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        config->taps[i] = taps[i];
+    }
+    config->tap_count = count;
+    return 0;
+}
+
+static void print_taps(const struct tv_option *option, const struct tv_config *config, FILE *out)
+{
+    (void)option; /* the only option of its type */
+    if (config->tap_count == 0) {
+        (void)fprintf(out, "none");
+    }
+    for (int32_t i = 0; i < config->tap_count; i++) {
+        (void)fprintf(out, i > 0 ? ",%d" : "%d", config->taps[i]);
+    }
+}
+
 /* A probability in decimal notation. */
 static int parse_share(const char *text, double *ret)
 {
@@ -415,6 +459,16 @@ static const struct tv_option table[] = {
     INT("max_len", max_len, 0, INT32_MAX, "context limit; 0: the checkpoint's"),
     INT("max_nodes", max_nodes, 1, TV_ENGINE_NODES_MAX, "nodes of one tree, node 0 included"),
     INT("max_depth", max_depth, 1, TV_ENGINE_NODES_MAX, "depth of one tree"),
+    {"taps", "L1,L2,...|none",
+     "layers at whose entry the residual stream can be asked for (want.hidden); the number of "
+     "layers "
+     "is the end of the last one; cpu alone",
+     parse_taps, print_taps, AT(taps), 0, 0},
+    {"taps_projection", "FILE",
+     "safetensors file whose fc.weight [n, taps x hidden] projects the rows of all taps (a "
+     "drafter's "
+     "own file will do)",
+     parse_text, tv_options_print_text, AT(taps_projection), TEXT(taps_projection)},
     INT("threads", threads, 0, 1024, "compute threads; 0: one for each processor"),
     {"shadow", "off|all|sample:P", "share of live rounds judged by the kernel oracle", parse_shadow,
      print_shadow, AT(shadow), 0, 0},

@@ -130,6 +130,8 @@ static int aside_take(struct tv_model *model)
     aside->q =
         array_take(model, heads * (config->nope_dim + config->rope_dim), sizeof(float), &err);
     aside->values = array_take(model, heads * config->v_dim, sizeof(float), &err);
+    aside->taps =
+        array_take(model, (int64_t)model->options.tap_count * config->hidden, sizeof(float), &err);
     return err == 0 ? stage_take(model, &aside->stage) : err;
 }
 
@@ -158,6 +160,9 @@ int tv_model_buffers_take(struct tv_model *model)
     b->ids = array_take(model, config->experts_per_token, sizeof(int32_t), &err);
     b->weights = array_take(model, config->experts_per_token, sizeof(float), &err);
     b->logits = array_take(model, config->vocab, sizeof(float), &err);
+    b->taps =
+        array_take(model, (int64_t)model->options.tap_count * config->hidden, sizeof(float), &err);
+    model->projected = array_take(model, model->projection.rows, sizeof(float), &err);
     if (err == 0) {
         b->workspace_bytes = workspace_need(model);
         b->workspace = tv_model_alloc(model, b->workspace_bytes);

@@ -11,6 +11,7 @@ struct tv_forward {
     struct tv_model *model;
     struct tv_cache *cache;
     int32_t rows;
+    int taps;                 /* keep the rows at the taps */
     const int32_t *tokens;    /* device [rows] */
     const int32_t *positions; /* device [rows] */
     const int64_t *slots;     /* device [rows] */
@@ -25,6 +26,8 @@ int tv_forward_cache_fits(const struct tv_model *model, const struct tv_cache *c
 int tv_forward_upload(struct tv_model *model);
 /* Embed the tokens into x. */
 int tv_forward_embed(struct tv_forward *pass);
+/* taps.c: before layer `layer`, or behind the last one: keep x when it is a tap and wanted. */
+void tv_forward_tap(const struct tv_forward *pass, int32_t layer);
 /* Layer norm, latent and rotated key into the pages, and for q: q_low and *ret_query, the matrix
  * [heads * (nope + rope), *ret_dim] with its input *ret_input [rows, *ret_dim]. */
 int tv_forward_latent(struct tv_forward *pass, int32_t layer,

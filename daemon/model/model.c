@@ -86,6 +86,7 @@ static int options_set(struct tv_model *model, const struct tv_model_options *op
     if (options->max_len == 0) {
         model->options.max_len = model->config.max_position;
     }
+    model->options.projection = NULL; /* the caller's, for the load alone */
     if (options->max_len < 0 || options->rows_max < 1 || options->requests_max < 1) {
         return -EINVAL;
     }
@@ -107,6 +108,9 @@ static int model_fill(struct tv_model *model, struct tv_checkpoint *checkpoint,
     }
     if (err == 0) {
         err = tv_model_id_compute(&model->config, checkpoint, model->id, ret_error);
+    }
+    if (err == 0) {
+        err = tv_model_taps_load(model, options->projection, ret_error);
     }
     if (err == 0) {
         err = tv_model_buffers_take(model);

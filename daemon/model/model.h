@@ -44,6 +44,8 @@ struct tv_model_config {
     float softmax_scale;  /* derived: with YaRN's mscale^2 */
 };
 
+#define TV_MODEL_TAPS_MAX 16
+
 struct tv_model_options {
     int32_t max_len;      /* 0 = the checkpoint's; may not exceed it */
     int32_t rows_max;     /* rows of one forward pass (activation buffers) */
@@ -53,6 +55,13 @@ struct tv_model_options {
      * For measurements: then max_len may exceed what the checkpoint was made for. */
     int synthetic;
     uint64_t synthetic_seed;
+    /* Where the residual stream can be looked at: tap L is what enters layer L, the embedding for
+     * 0; `layers` is what leaves the last one, before the last norm. On host memory alone. */
+    int32_t tap_count;
+    int32_t taps[TV_MODEL_TAPS_MAX]; /* [tap_count], each once */
+    /* safetensors file whose fc.weight [dim, tap_count * hidden] projects them; NULL: none. Not
+     * looked at after the load. */
+    const char *projection;
 };
 
 /* Why a checkpoint was refused: file, tensor or field, byte counts. */
@@ -61,7 +70,8 @@ struct tv_model_error {
 };
 
 /* Read and check the folder `dir`; -EBADMSG with *ret_error for a bad or missing checkpoint (exit
- * 65), -ERANGE with it for a max_len that the checkpoint does not have (exit 78), -ENOMEM, -EIO.
+ * 65), -ERANGE with it for an option that does not fit the checkpoint, the projection's file
+ * included (exit 78), -ENOMEM, -EIO.
  * kernels outlives the model. */
 int tv_model_load(struct tv_kernels *kernels, const char *dir,
                   const struct tv_model_options *options, struct tv_model **ret_model,
@@ -138,6 +148,16 @@ int64_t tv_model_record_count(const struct tv_model *model);
  * pass NULL to skip the head. */
 int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struct tv_cache_seq *seq,
                      const int32_t *tokens, int32_t count, const float **ret_logits);
+/* Passes that begin while this is on keep what the taps see of their rows. Off at first. */
+void tv_model_taps_set(struct tv_model *model, int on);
+/* Of the last such pass: host [rows, tap_count, hidden], valid until the next one. */
+const float *tv_model_taps_rows(const struct tv_model *model);
+/* Values of a projected row; 0: there is no projection. */
+int32_t tv_model_taps_project_dim(const struct tv_model *model);
+/* `rows` rows of the last such pass from `first` on, projected: host [rows, dim], valid until the
+ * next call. */
+int tv_model_taps_project(struct tv_model *model, int32_t first, int32_t rows,
+                          const float **ret_rows);
 /* On host memory a prefill pass calls `between` where it can be interrupted: for a verify pass over
  * other sequences, whose result is the same there and elsewhere. NULL: it is left alone. */
 void tv_model_between_set(struct tv_model *model, void (*between)(void *context), void *context);

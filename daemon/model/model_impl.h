@@ -39,6 +39,7 @@ struct tv_model_buffers {
     int32_t *ids;         /* [R, experts_per_token] */
     float *weights;       /* [R, experts_per_token] */
     float *logits;        /* [R, vocab] */
+    float *taps;          /* [R, tap_count, hidden]; NULL without taps */
     void *workspace;
     size_t workspace_bytes;
     struct tv_model_stage stage;
@@ -46,7 +47,7 @@ struct tv_model_buffers {
 
 /* Stand-ins for the members of the same names. */
 struct tv_model_aside {
-    float *x, *q, *values;
+    float *x, *q, *values, *taps;
     struct tv_model_stage stage;
 };
 
@@ -77,7 +78,10 @@ struct tv_model {
     int64_t weight_bytes;
     void **device; /* every device allocation, freed with the model */
     size_t device_count, device_capacity;
-    const struct tv_cache *recorded; /* the cache that the recordings read and write */
+    int taps_on;                       /* passes that begin now keep their rows at the taps */
+    struct tv_model_tensor projection; /* [dim, tap_count * hidden]; data NULL: none */
+    float *projected;                  /* [R, dim] */
+    const struct tv_cache *recorded;   /* the cache that the recordings read and write */
     struct tv_model_recording *recordings;
     size_t recording_count, recording_capacity;
 };
@@ -91,6 +95,10 @@ int tv_model_weights_load(struct tv_model *model, struct tv_checkpoint *checkpoi
                           struct tv_model_error *ret_error);
 /* Activations, rope table and workspace. -ENOMEM, -EIO. */
 int tv_model_buffers_take(struct tv_model *model);
+/* Check the taps against the layers and load the projection. -ERANGE with the sentence set;
+ * -ENOMEM, -EIO. */
+int tv_model_taps_load(struct tv_model *model, const char *projection,
+                       struct tv_model_error *ret_error);
 /* Record one verify pass (verify.c); the caller owns *ret_recording. */
 int tv_model_verify_record(struct tv_model *model, struct tv_cache *cache, int32_t rows,
                            int32_t count, void **ret_recording);

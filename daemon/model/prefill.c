@@ -87,6 +87,7 @@ static void step_aside(struct tv_model *model)
         swap(&b->x, &model->aside.x, sizeof b->x);
         swap(&b->q, &model->aside.q, sizeof b->q);
         swap(&b->values, &model->aside.values, sizeof b->values);
+        swap(&b->taps, &model->aside.taps, sizeof b->taps);
         swap(&b->stage, &model->aside.stage, sizeof b->stage);
     }
 }
@@ -154,6 +155,7 @@ static int layers_run(struct tv_forward *pass, const struct tv_cache_seq *seq,
 {
     int err = tv_forward_embed(pass);
     for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
+        tv_forward_tap(pass, layer);
         err = queries(pass, layer);
         if (err == 0) {
             err = attention(pass, layer, seq->len, page_table);
@@ -164,6 +166,9 @@ static int layers_run(struct tv_forward *pass, const struct tv_cache_seq *seq,
         if (err == 0) {
             between(pass->model);
         }
+    }
+    if (err == 0) {
+        tv_forward_tap(pass, pass->model->config.layers);
     }
     return err;
 }
@@ -180,7 +185,8 @@ int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struc
             return -EINVAL;
         }
     }
-    struct tv_forward pass = {.model = model, .cache = cache, .rows = count};
+    struct tv_forward pass = {
+        .model = model, .cache = cache, .rows = count, .taps = model->taps_on};
     const int32_t *page_table = NULL;
     step_aside(model);
     int err = stage_fill(&pass, seq, tokens, &page_table);
@@ -197,5 +203,8 @@ int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struc
         *ret_logits = model->buffers.logits;
     }
     step_aside(model);
+    if (pass.taps && model->aside.taps != NULL) { /* what it kept is what is asked for next */
+        swap(&model->buffers.taps, &model->aside.taps, sizeof model->buffers.taps);
+    }
     return err;
 }

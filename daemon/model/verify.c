@@ -312,6 +312,7 @@ static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_mod
 {
     int err = tv_forward_embed(pass);
     for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
+        tv_forward_tap(pass, layer);
         err = queries(pass, layer);
         if (err == 0) {
             err = attention(pass, trees, layer, hook, hook_context);
@@ -323,7 +324,11 @@ static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_mod
             err = tv_forward_rest(pass, layer);
         }
     }
-    return err != 0 ? err : tv_forward_head(pass, 0, pass->rows);
+    if (err != 0) {
+        return err;
+    }
+    tv_forward_tap(pass, pass->model->config.layers);
+    return tv_forward_head(pass, 0, pass->rows);
 }
 
 int tv_model_verify_record(struct tv_model *model, struct tv_cache *cache, int32_t rows,
@@ -360,7 +365,7 @@ int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
                     void *hook_context, const float **ret_logits)
 {
     struct tv_kernels *kernels = model->kernels;
-    struct tv_forward pass = {.model = model, .cache = cache};
+    struct tv_forward pass = {.model = model, .cache = cache, .taps = model->taps_on};
     struct trees trees = {.count = count};
     struct staged staged;
     const struct tv_model_recording *recording = NULL;
@@ -368,7 +373,7 @@ int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
     if (err != 0) {
         return err;
     }
-    if (hook == NULL) {
+    if (hook == NULL && !pass.taps) {
         recording = tv_model_recording_find(model, cache, pass.rows, count);
     }
     if (recording != NULL) {

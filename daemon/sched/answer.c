@@ -136,31 +136,50 @@ static void tensor_etag(struct tv_reply *reply)
     reply->etag[66] = '\0';
 }
 
+/* "rows,dim", behind the number of planes where there are any. */
+static void tensor_shape(const struct tv_session_fetch *fetch, int32_t count,
+                         struct tv_reply *reply)
+{
+    char planes[16] = "";
+    if (fetch->planes > 0) {
+        (void)snprintf(planes, sizeof planes, "%d,", fetch->planes);
+    }
+    (void)snprintf(reply->tensor_shape, sizeof reply->tensor_shape, "%s%d,%d", planes, count,
+                   fetch->dim);
+}
+
 static void fetch_serve(const struct tv_session_fetch *fetch, struct tv_call *call)
 {
     const struct tv_request *request = &call->request;
     enum tv_tensor_dtype dtype = request->has_tensor_dtype ? request->tensor_dtype : fetch->dtype;
     const int32_t *nodes = NULL;
     int32_t count = fetch_nodes(fetch, request, &nodes);
+    int32_t planes = fetch->planes > 0 ? fetch->planes : 1;
+    size_t dim = (size_t)fetch->dim;
     struct tv_buf body;
-    tv_buf_init(&body, (size_t)count * (size_t)fetch->vocab * sizeof(float) + 1);
-    for (int32_t i = 0; i < count; i++) {
-        int32_t row = fetch_row(fetch, nodes != NULL ? nodes[i] : i);
+    if (!request->tensor_hidden && dtype == TV_TENSOR_FP8_E4M3) {
+        tv_sched_reply_refuse(call, TV_BAD_REQUEST, NULL,
+                              "query parameter dtype: logits are f32, bf16 or f16");
+        return;
+    }
+    tv_buf_init(&body, (size_t)planes * (size_t)count * dim * sizeof(float) + 1);
+    for (int32_t i = 0; i < planes * count; i++) {
+        int32_t at = i % count;
+        int32_t row = fetch_row(fetch, nodes != NULL ? nodes[at] : at);
         if (row < 0) {
             tv_buf_finish(&body);
             tv_sched_reply_refuse(call, TV_WRONG_VALUE, NULL,
-                                  "rows: a node whose logits were not asked for");
+                                  "rows: a node whose rows were not asked for");
             return;
         }
-        tv_encode_tensor(&body, fetch->data + (size_t)row * (size_t)fetch->vocab, fetch->vocab,
-                         dtype);
+        size_t from = (size_t)(i / count) * (size_t)fetch->row_count + (size_t)row;
+        tv_encode_tensor(&body, fetch->data + from * dim, fetch->dim, dtype);
     }
     tv_sched_reply_set(call, 200, &body);
     if (call->reply.http_status == 200) {
         struct tv_reply *reply = &call->reply;
         reply->content_type = "application/octet-stream";
-        (void)snprintf(reply->tensor_shape, sizeof reply->tensor_shape, "%d,%d", count,
-                       fetch->vocab);
+        tensor_shape(fetch, count, reply);
         (void)snprintf(reply->tensor_dtype, sizeof reply->tensor_dtype, "%s",
                        tv_tensor_dtype_name(dtype));
         tensor_etag(reply);
@@ -173,8 +192,12 @@ static struct tv_session_fetch *fetch_find(const struct tv_session *session, str
     int32_t seq = call->request.seq;
     const struct tv_session_kept *kept = tv_session_kept_of(session, seq);
     struct tv_problem problem;
-    if (kept != NULL && kept->fetch != NULL) {
-        return tv_session_fetch_ref(kept->fetch);
+    struct tv_session_fetch *fetch = NULL;
+    if (kept != NULL) {
+        fetch = call->request.tensor_hidden ? kept->hidden : kept->fetch;
+    }
+    if (fetch != NULL) {
+        return tv_session_fetch_ref(fetch);
     }
     if (seq >= 1 && seq < session->next_seq) {
         tv_problem_set(&problem, TV_ROUND_EVICTED, NULL, "no tensor of seq %d is kept", seq);

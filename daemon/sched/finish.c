@@ -384,6 +384,8 @@ static int kept_make(struct job *job, const struct tv_buf *body, struct tv_sessi
     memcpy(ret_kept->body_hash, job->call->request.body_hash, sizeof ret_kept->body_hash);
     ret_kept->fetch = job->blocks.fetch;
     job->blocks.fetch = NULL;
+    ret_kept->hidden = job->blocks.hidden_fetch;
+    job->blocks.hidden_fetch = NULL;
     return 0;
 }
 

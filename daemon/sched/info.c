@@ -47,6 +47,9 @@ static void answer_model(struct tv_sched *sched, struct tv_call *call)
         .synthetic = sched->synthetic,
         .device_allocations = facts.device_allocations,
         .noise = engine->noise,
+        .tap_count = facts.tap_count,
+        .taps = facts.taps,
+        .has_projection = facts.project_dim > 0,
     };
     memcpy(info.model_id, facts.model_id, sizeof info.model_id);
     if (facts.tokenizer_sha256 != NULL) {

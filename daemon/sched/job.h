@@ -50,6 +50,12 @@ struct job_blocks {
     struct tv_logits_block logits;
     char href[96];
     struct tv_session_fetch *fetch;
+    int32_t *hidden_rows;
+    int32_t hidden_taps[TV_TAPS_MAX];
+    float *hidden_data;
+    struct tv_hidden_block hidden;
+    char hidden_href[96];
+    struct tv_session_fetch *hidden_fetch;
     struct tv_shadow_block shadow;
     struct tv_hint hint;
     int64_t hint_curve[TV_SCHED_CURVE_POINTS][2];
@@ -368,7 +374,24 @@ void tv_sched_behind_refuse(struct tv_sched *sched, struct tv_session *session,
 int tv_sched_skip(struct tv_session *session, const struct tv_request *request, int32_t lease_s,
                   struct tv_buf *ret_body);
 
-/* rows.c: copy what the answer shows of a round. 0 or -ENOMEM. */
+/* hidden.c: copy the hidden rows that the answer shows of a round, and of a prompt's slice that
+ * begins at position `start`: how many of its last rows are wanted, and then those. 0 or -ENOMEM.
+ */
+int tv_sched_hidden_take(struct job *job, const struct tv_tree *tree,
+                         const struct tv_round_out *out);
+int32_t tv_sched_hidden_wanted(const struct job *job, int32_t start, int32_t count);
+int tv_sched_hidden_slice(struct job *job, int32_t start, int32_t count,
+                          const struct tv_slice_hidden *slice);
+/* The first position of a create's prompt whose hidden row is wanted; token_count: none is. */
+int32_t tv_sched_hidden_first(const struct job *job);
+/* rows.c. rows: the nodes of a row set, malloc'd. fetch: rows to be kept for GET .../tensor; takes
+ * over *data when it succeeds. 0 or -ENOMEM. */
+int tv_sched_rows_resolve(const struct tv_rows *rows, const struct tv_tree *tree,
+                          const struct tv_round_out *out, int32_t **ret_rows, int32_t *ret_count);
+int tv_sched_fetch_make(const struct job *job, const struct tv_tree *tree,
+                        const struct tv_round_out *out, const int32_t *rows, int32_t count,
+                        float **data, struct tv_session_fetch **ret_fetch);
+/* Copy what the answer shows of a round. 0 or -ENOMEM. */
 int tv_sched_blocks_take(struct job *job, const struct tv_tree *tree,
                          const struct tv_round_out *out, int32_t vocab);
 void tv_sched_blocks_finish(struct job_blocks *blocks);

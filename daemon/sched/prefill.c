@@ -51,6 +51,25 @@ static void digest_advance(struct job *job, const int32_t *tokens, int32_t count
     }
 }
 
+/* The next `count` tokens, with the hidden rows that the call wants of them. */
+static int slice_run(struct tv_sched *sched, struct job *job, int32_t count,
+                     const struct tv_round_rule *rule, struct tv_drawn *ret_drawn)
+{
+    struct tv_engine *engine = sched->engine;
+    const int32_t *tokens = job->tokens + job->token_done;
+    struct tv_slice_hidden hidden = {
+        .rows = tv_sched_hidden_wanted(job, job->token_done, count),
+        .project = job->call->request.want.hidden.project,
+    };
+    if (hidden.rows == 0) {
+        return engine->ops->prefill(engine, job->context, tokens, count, rule, ret_drawn,
+                                    &job->shortage);
+    }
+    int rc = engine->ops->prefill_hidden(engine, job->context, tokens, count, rule, ret_drawn,
+                                         &job->shortage, &hidden);
+    return rc != 0 ? rc : tv_sched_hidden_slice(job, job->token_done, count, &hidden);
+}
+
 void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t rows_max)
 {
     int draws = job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_EXTEND;
@@ -71,9 +90,7 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t row
         int last = job->token_done + count == job->token_count;
         int64_t start_us = tv_clock_us() - sched->between_us;
         tv_sched_engine_enter(sched);
-        int rc =
-            sched->engine->ops->prefill(sched->engine, job->context, tokens, count,
-                                        draws && last ? &job->rule : NULL, &drawn, &job->shortage);
+        int rc = slice_run(sched, job, count, draws && last ? &job->rule : NULL, &drawn);
         tv_sched_engine_leave(sched, rc == -EIO || rc == -ENOTRECOVERABLE ? rc : 0);
         tv_sched_count_engine(sched, rc == -ENOSPC || rc == -EDOM ? 0 : rc);
         job->gpu_us += tv_clock_us() - sched->between_us - start_us;

@@ -103,6 +103,8 @@ int tv_sched_prefix_adopt(struct tv_sched *sched, struct job *job)
     int32_t page = sched->table.params.page_size;
     /* A create draws from the last position of its prompt, which is computed therefore. */
     int32_t rows = job->token_count - (job->round.kind == TV_CALL_CREATE);
+    int32_t hidden_first = tv_sched_hidden_first(job); /* known pages have no hidden rows */
+    rows = rows < hidden_first ? rows : hidden_first;
     int32_t count = rows / page < job->border_count ? rows / page : job->border_count;
     if (count <= 0) {
         return 0;

@@ -23,6 +23,9 @@ void tv_sched_blocks_finish(struct job_blocks *blocks)
     free(blocks->logits_rows);
     free(blocks->logits_data);
     tv_session_fetch_unref(blocks->fetch);
+    free(blocks->hidden_rows);
+    free(blocks->hidden_data);
+    tv_session_fetch_unref(blocks->hidden_fetch);
     memset(blocks, 0, sizeof *blocks);
 }
 
@@ -31,9 +34,8 @@ static void *room(size_t count, size_t bytes)
     return malloc(count > 0 ? count * bytes : 1);
 }
 
-/* The nodes of a row set: *ret_rows malloc'd. */
-static int rows_resolve(const struct tv_rows *rows, const struct tv_tree *tree,
-                        const struct tv_round_out *out, int32_t **ret_rows, int32_t *ret_count)
+int tv_sched_rows_resolve(const struct tv_rows *rows, const struct tv_tree *tree,
+                          const struct tv_round_out *out, int32_t **ret_rows, int32_t *ret_count)
 {
     const int32_t *source = NULL;
     int32_t count = 0;
@@ -82,7 +84,7 @@ static int topk_take(struct job *job, const struct tv_tree *tree, const struct t
     struct job_blocks *blocks = &job->blocks;
     const struct tv_want *want = &job->call->request.want;
     int32_t count = 0;
-    if (rows_resolve(&want->rows, tree, out, &blocks->topk_rows, &count) != 0) {
+    if (tv_sched_rows_resolve(&want->rows, tree, out, &blocks->topk_rows, &count) != 0) {
         return -ENOMEM;
     }
     blocks->topk_ids = gather(out->topk_ids, blocks->topk_rows, count, want->top_k);
@@ -101,33 +103,45 @@ static int topk_take(struct job *job, const struct tv_tree *tree, const struct t
     return 0;
 }
 
-/* Hand the rows to a fetch object, which the session keeps; the answer has their address. */
-static int fetch_make(struct job *job, const struct tv_tree *tree, const struct tv_round_out *out,
-                      int32_t count, int32_t vocab)
+int tv_sched_fetch_make(const struct job *job, const struct tv_tree *tree,
+                        const struct tv_round_out *out, const int32_t *rows, int32_t count,
+                        float **data, struct tv_session_fetch **ret_fetch)
 {
-    struct job_blocks *blocks = &job->blocks;
     struct tv_session_fetch *fetch = calloc(1, sizeof *fetch);
     if (fetch == NULL) {
         return -ENOMEM;
     }
-    blocks->fetch = fetch;
     atomic_init(&fetch->refs, 1);
     fetch->seq = job->round.seq;
     fetch->row_count = count;
-    fetch->vocab = vocab;
     fetch->node_count = tree->count;
-    fetch->dtype = job->call->request.want.logits_dtype;
     fetch->path_count = out->accepted_count;
     fetch->path = room((size_t)out->accepted_count, sizeof *fetch->path);
     fetch->rows = room((size_t)count, sizeof *fetch->rows);
     if (fetch->path == NULL || fetch->rows == NULL) {
+        tv_session_fetch_unref(fetch);
         return -ENOMEM;
     }
     memcpy(fetch->path, out->nodes, (size_t)out->accepted_count * sizeof *fetch->path);
-    memcpy(fetch->rows, blocks->logits_rows, (size_t)count * sizeof *fetch->rows);
-    fetch->data = blocks->logits_data;
-    fetch->bytes = (size_t)count * (size_t)vocab * sizeof *fetch->data;
-    blocks->logits_data = NULL;
+    memcpy(fetch->rows, rows, (size_t)count * sizeof *fetch->rows);
+    fetch->data = *data;
+    *data = NULL;
+    *ret_fetch = fetch;
+    return 0;
+}
+
+/* The session keeps the rows; the answer has their address. */
+static int logits_fetch(struct job *job, const struct tv_tree *tree, const struct tv_round_out *out,
+                        int32_t count, int32_t vocab)
+{
+    struct job_blocks *blocks = &job->blocks;
+    if (tv_sched_fetch_make(job, tree, out, blocks->logits_rows, count, &blocks->logits_data,
+                            &blocks->fetch) != 0) {
+        return -ENOMEM;
+    }
+    blocks->fetch->dim = vocab;
+    blocks->fetch->bytes = (size_t)count * (size_t)vocab * sizeof(float);
+    blocks->fetch->dtype = job->call->request.want.logits_dtype;
     (void)snprintf(blocks->href, sizeof blocks->href,
                    "/v1/sessions/%s/rounds/%d/tensor?what=logits", job->session->id,
                    job->round.seq);
@@ -140,12 +154,12 @@ static int logits_take(struct job *job, const struct tv_tree *tree, const struct
     struct job_blocks *blocks = &job->blocks;
     const struct tv_want *want = &job->call->request.want;
     int32_t count = 0;
-    if (rows_resolve(&want->logits_rows, tree, out, &blocks->logits_rows, &count) != 0) {
+    if (tv_sched_rows_resolve(&want->logits_rows, tree, out, &blocks->logits_rows, &count) != 0) {
         return -ENOMEM;
     }
     blocks->logits_data = gather(out->logits, blocks->logits_rows, count, vocab);
     if (blocks->logits_data == NULL ||
-        (want->logits_fetch && fetch_make(job, tree, out, count, vocab) != 0)) {
+        (want->logits_fetch && logits_fetch(job, tree, out, count, vocab) != 0)) {
         return -ENOMEM;
     }
     blocks->logits = (struct tv_logits_block){.row_count = count,
@@ -187,5 +201,8 @@ int tv_sched_blocks_take(struct job *job, const struct tv_tree *tree,
     if (want->top_k > 0 && topk_take(job, tree, out) != 0) {
         return -ENOMEM;
     }
-    return want->logits ? logits_take(job, tree, out, vocab) : 0;
+    if (want->logits && logits_take(job, tree, out, vocab) != 0) {
+        return -ENOMEM;
+    }
+    return want->hidden.wanted ? tv_sched_hidden_take(job, tree, out) : 0;
 }

@@ -330,6 +330,8 @@ static void limits_settle(struct tv_sched *sched)
     if (nodes_max > sched->engine->nodes_max) {
         nodes_max = sched->engine->nodes_max;
     }
+    struct tv_engine_facts facts;
+    tv_engine_facts(sched->engine, &facts);
     sched->limits = (struct tv_request_limits){
         .tree = {.nodes_max = nodes_max,
                  .depth_max = config->max_depth,
@@ -337,7 +339,13 @@ static void limits_settle(struct tv_sched *sched)
         .max_len = sched->engine->max_len,
         .inline_bytes = (size_t)config->inline_bytes,
         .fetch_bytes = (size_t)config->fetch_bytes,
+        .hidden_dim = facts.hidden_dim,
+        .tap_count = facts.tap_count,
+        .project_dim = facts.project_dim,
     };
+    for (int32_t i = 0; i < facts.tap_count; i++) {
+        sched->limits.taps[i] = facts.taps[i];
+    }
     sched->limits_info = (struct tv_limits_info){
         .max_nodes = nodes_max,
         .max_depth = config->max_depth,

@@ -25,13 +25,13 @@ struct tv_reply {
     int http_status;
     enum tv_code code;  /* of a problem; TV_OK: it is none */
     struct tv_buf body; /* owned by the call; failed: there is no answer, cut the connection */
-    const char *content_type;               /* static text */
-    const char *allow;                      /* Allow header or NULL; static text */
-    int32_t retry_after_s;                  /* > 0: Retry-After */
-    const char *rate_name;                  /* RateLimit fields, or NULL; static text */
-    int64_t rate_quota, rate_left;          /* what they say */
-    char tensor_shape[32], tensor_dtype[8]; /* X-Tensor- headers, or "" */
-    char etag[68];                          /* quoted, or "" */
+    const char *content_type;                /* static text */
+    const char *allow;                       /* Allow header or NULL; static text */
+    int32_t retry_after_s;                   /* > 0: Retry-After */
+    const char *rate_name;                   /* RateLimit fields, or NULL; static text */
+    int64_t rate_quota, rate_left;           /* what they say */
+    char tensor_shape[32], tensor_dtype[12]; /* X-Tensor- headers, or "" */
+    char etag[68];                           /* quoted, or "" */
 };
 
 /* One call. http/ creates it, fills the first part, and destroys it after completion. */

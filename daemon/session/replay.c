@@ -2,8 +2,8 @@
  * replay.c - the answers that a session keeps for retries: the newest rounds, within a number and a
  * sum of bytes, always the last one.
  *
- * Refuses to keep whole rows of logits of any round but the last, and more of them in all than
- * there is room for.
+ * Refuses to keep rows to fetch of any round but the last, and more of them in all than there is
+ * room for.
  */
 #include "session/session.h"
 
@@ -28,10 +28,18 @@ void tv_session_fetch_unref(struct tv_session_fetch *fetch)
     free(fetch);
 }
 
+static void fetch_drop(struct tv_session_kept *kept)
+{
+    tv_session_fetch_unref(kept->fetch);
+    tv_session_fetch_unref(kept->hidden);
+    kept->fetch = NULL;
+    kept->hidden = NULL;
+}
+
 void tv_session_kept_finish(struct tv_session_kept *kept)
 {
     free(kept->body);
-    tv_session_fetch_unref(kept->fetch);
+    fetch_drop(kept);
     memset(kept, 0, sizeof *kept);
 }
 
@@ -51,8 +59,7 @@ void tv_session_keep(struct tv_session *session, struct tv_session_kept *kept)
     tv_session_held_finish(&session->held); /* whatever took a number has settled it */
     if (session->kept_count > 0) {          /* rows to fetch are the last round's alone */
         struct tv_session_kept *last = &session->kept[session->kept_count - 1];
-        tv_session_fetch_unref(last->fetch);
-        last->fetch = NULL;
+        fetch_drop(last);
     }
     if (session->kept_count == TV_REPLAY_ROUNDS_MAX) {
         forget_oldest(session);
@@ -90,12 +97,18 @@ void tv_session_kept_drop(struct tv_session *session)
     }
 }
 
+static size_t fetch_bytes(const struct tv_session_kept *kept)
+{
+    return (kept->fetch != NULL ? kept->fetch->bytes : 0) +
+           (kept->hidden != NULL ? kept->hidden->bytes : 0);
+}
+
 /* Rows to fetch are the last round's alone. */
 static struct tv_session_kept *fetchable(struct tv_session *session)
 {
     struct tv_session_kept *last =
         session->kept_count > 0 ? &session->kept[session->kept_count - 1] : NULL;
-    return last != NULL && last->fetch != NULL ? last : NULL;
+    return last != NULL && (last->fetch != NULL || last->hidden != NULL) ? last : NULL;
 }
 
 /* All sessions' rows to fetch; *ret_oldest: whose came first, or NULL. */
@@ -107,9 +120,9 @@ static size_t fetch_sum(const struct tv_sessions *table, struct tv_session_kept 
         for (struct tv_session *one = table->buckets[i]; one != NULL; one = one->next) {
             struct tv_session_kept *kept = fetchable(one);
             if (kept != NULL) {
-                bytes += kept->fetch->bytes;
+                bytes += fetch_bytes(kept);
                 oldest =
-                    oldest == NULL || kept->fetch->serial < oldest->fetch->serial ? kept : oldest;
+                    oldest == NULL || kept->fetch_serial < oldest->fetch_serial ? kept : oldest;
             }
         }
     }
@@ -130,9 +143,8 @@ void tv_sessions_fetch_bound(struct tv_sessions *table, struct tv_session *sessi
     if (newest == NULL || bytes_max == 0) {
         return;
     }
-    newest->fetch->serial = ++table->fetch_serial;
+    newest->fetch_serial = ++table->fetch_serial;
     while (fetch_sum(table, &oldest) > bytes_max && oldest != newest && oldest != NULL) {
-        tv_session_fetch_unref(oldest->fetch);
-        oldest->fetch = NULL;
+        fetch_drop(oldest);
     }
 }

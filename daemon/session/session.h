@@ -25,18 +25,18 @@
 
 struct tv_context; /* an engine's KV sequence; carried, never looked into */
 
-/* Logits rows that GET .../tensor serves. Immutable after creation, but for its serial. */
+/* Rows of logits or hidden rows that GET .../tensor serves. Immutable after creation. */
 struct tv_session_fetch {
     atomic_int refs; /* relaxed up, acquire-release down: the last holder frees */
     int32_t seq;
-    int32_t row_count, vocab, node_count;
+    int32_t planes; /* of hidden rows, one for each tap; 0: the rows have no planes */
+    int32_t row_count, dim, node_count;
     int32_t *rows; /* [row_count] node indices, owned */
     int32_t path_count;
     int32_t *path; /* [path_count] accepted nodes, owned; the last one is where the walk ended */
     enum tv_tensor_dtype dtype;
-    float *data;     /* [row_count, vocab], owned */
-    size_t bytes;    /* of data */
-    uint64_t serial; /* in the order they were kept; the table's, guarded by its lock */
+    float *data;  /* [planes,] [row_count, dim], owned */
+    size_t bytes; /* of data */
 };
 struct tv_session_fetch *tv_session_fetch_ref(struct tv_session_fetch *fetch);
 void tv_session_fetch_unref(struct tv_session_fetch *fetch); /* NULL is fine */
@@ -48,6 +48,8 @@ struct tv_session_kept {
     char *body; /* owned */
     size_t body_bytes;
     struct tv_session_fetch *fetch;   /* reference held, or NULL; of the last round alone */
+    struct tv_session_fetch *hidden;  /* the same of hidden rows */
+    uint64_t fetch_serial;            /* in the order that rows to fetch came */
     int32_t leaf;                     /* verify: where its path ended; else -1: no guess holds */
     size_t outcome_at, outcome_bytes; /* skipped: its outcome's text within body; else 0 bytes */
 };

@@ -122,9 +122,11 @@ static void engine_between(void *context)
     engine->between(engine->between_context);
 }
 
-static int engine_prefill(struct tv_engine *engine, struct tv_context *context,
-                          const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
-                          struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage)
+static int engine_prefill_hidden(struct tv_engine *engine, struct tv_context *context,
+                                 const int32_t *tokens, int32_t count,
+                                 const struct tv_round_rule *rule, struct tv_drawn *ret_drawn,
+                                 struct tv_cache_shortage *ret_shortage,
+                                 struct tv_slice_hidden *hidden)
 {
     struct tv_verify_engine *self = (struct tv_verify_engine *)engine;
     struct tv_cache_seq *seq = &context->seq;
@@ -141,9 +143,13 @@ static int engine_prefill(struct tv_engine *engine, struct tv_context *context,
     if (engine->between != NULL) { /* the self-test is left alone */
         tv_model_between_set(engine->model, engine_between, engine);
     }
+    tv_model_taps_set(engine->model, hidden->rows > 0);
     rc = tv_model_prefill(engine->model, engine->cache, seq, tokens, count,
                           rule != NULL ? &logits : NULL);
     tv_model_between_set(engine->model, NULL, NULL);
+    if (rc == 0 && hidden->rows > 0) {
+        rc = tv_engine_slice_hidden(self, count, hidden);
+    }
     if (rc == 0 && rule != NULL) {
         rc = prefill_draw(self, logits, seq->len + count, rule, &drawn);
     }
@@ -160,6 +166,15 @@ static int engine_prefill(struct tv_engine *engine, struct tv_context *context,
         *ret_drawn = drawn;
     }
     return rc;
+}
+
+static int engine_prefill(struct tv_engine *engine, struct tv_context *context,
+                          const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
+                          struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage)
+{
+    struct tv_slice_hidden none = {.rows = 0};
+    return engine_prefill_hidden(engine, context, tokens, count, rule, ret_drawn, ret_shortage,
+                                 &none);
 }
 
 static void round_refuse(struct tv_round_out *out, enum tv_code code, const char *format, ...)
@@ -199,6 +214,11 @@ static int round_check(const struct tv_engine *engine, const struct tv_round_in 
                          (long long)len + tree->depths[i], engine->max_len);
             return -EINVAL;
         }
+    }
+    if (in->want_hidden &&
+        tv_engine_hidden_width((const struct tv_verify_engine *)engine, in->project) == 0) {
+        round_refuse(out, TV_WRONG_VALUE, "no hidden rows are handed out");
+        return -EINVAL;
     }
     if (in->top_k < 0 || in->top_k > TV_WANT_TOP_K_MAX || in->top_k > engine->vocab) {
         round_refuse(out, TV_WRONG_VALUE, "top_k %d", in->top_k);
@@ -264,10 +284,12 @@ static int launch(struct tv_verify_engine *self, const struct tv_round_in *in, i
                   const float **ret_logits)
 {
     struct tv_engine_fan fan = {.in = in, .slots = self->slots, .slot_count = slot_count};
-    int hooked = 0;
+    int hooked = 0, tapped = 0;
     for (int32_t s = 0; s < slot_count; s++) {
         hooked |= in[self->slots[s].round].hook != NULL;
+        tapped |= in[self->slots[s].round].want_hidden;
     }
+    tv_model_taps_set(self->engine.model, tapped);
     int rc = tv_model_verify(self->engine.model, self->engine.cache, self->items, slot_count,
                              hooked ? hook_fan : NULL, &fan, ret_logits);
     if (rc == 0) {
@@ -433,6 +455,7 @@ static const struct tv_engine_ops engine_ops = {
     .adopt = context_adopt,
     .publish = context_publish,
     .prefill = engine_prefill,
+    .prefill_hidden = engine_prefill_hidden,
     .verify = engine_verify,
     .self_test = engine_self_test,
     .progress = engine_progress,

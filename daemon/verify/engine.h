@@ -89,6 +89,12 @@ int tv_engine_draw_row(struct tv_verify_engine *self, const float *logits, int32
 int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
                      const struct tv_round_in *in, const float *logits, struct tv_round_out *out);
 
+/* Values of a row as it is handed out; 0: none of the kind is. */
+int64_t tv_engine_hidden_width(const struct tv_verify_engine *self, int project);
+/* The hidden rows that a slice of `count` tokens shall hand out. -EDOM: one is not finite. */
+int tv_engine_slice_hidden(struct tv_verify_engine *self, int32_t count,
+                           struct tv_slice_hidden *hidden);
+int tv_engine_all_finite(const float *values, int64_t count);
 /* The view of one request (rows row_start .. + rows) of a packed launch. */
 struct tv_verify_attn tv_engine_attn_slice(const struct tv_verify_attn *attn, int32_t request,
                                            int32_t row_start, int32_t rows);

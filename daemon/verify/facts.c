@@ -26,6 +26,10 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
         memcpy(facts.model_id, tv_model_id(engine->model), sizeof facts.model_id);
         facts.synthetic = tv_model_options(engine->model)->synthetic ? TV_SYNTHETIC_WEIGHTS : 0u;
         facts.tokenizer_sha256 = tv_model_tokenizer_sha256(engine->model);
+        facts.hidden_dim = config->hidden;
+        facts.tap_count = tv_model_options(engine->model)->tap_count;
+        facts.taps = tv_model_options(engine->model)->taps;
+        facts.project_dim = tv_model_taps_project_dim(engine->model);
     }
     if (engine->cache != NULL) {
         const struct tv_cache_params *params = tv_cache_params(engine->cache);

@@ -143,7 +143,7 @@ static int walk_run(struct walk_context *walk, const struct tv_round_in *in, int
     return tv_rules_run(in->tree, len, &in->rule, &source, nodes, logprobs, ret_result);
 }
 
-static int all_finite(const float *values, int64_t count)
+int tv_engine_all_finite(const float *values, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         if (!isfinite(values[i])) {
@@ -159,7 +159,7 @@ static int rows_finite(const struct tv_rows *rows, const int32_t *path, int32_t 
                        const float *values, int32_t count, int64_t width)
 {
     if (rows == NULL || rows->kind == TV_ROWS_ALL) {
-        return all_finite(values, count * width);
+        return tv_engine_all_finite(values, count * width);
     }
     const int32_t *nodes = path;
     int32_t node_count = path_count;
@@ -171,7 +171,7 @@ static int rows_finite(const struct tv_rows *rows, const int32_t *path, int32_t 
         node_count = rows->count;
     }
     for (int32_t i = 0; i < node_count; i++) {
-        if (!all_finite(values + nodes[i] * width, width)) {
+        if (!tv_engine_all_finite(values + nodes[i] * width, width)) {
             return 0;
         }
     }
@@ -237,11 +237,46 @@ static int logits_answer(struct tv_verify_engine *self, const struct tv_engine_s
     return 0;
 }
 
+int64_t tv_engine_hidden_width(const struct tv_verify_engine *self, int project)
+{
+    const struct tv_model *model = self->engine.model;
+    return project ? tv_model_taps_project_dim(model)
+                   : (int64_t)tv_model_options(model)->tap_count * tv_model_config(model)->hidden;
+}
+
+int tv_engine_slice_hidden(struct tv_verify_engine *self, int32_t count,
+                           struct tv_slice_hidden *hidden)
+{
+    int32_t first = count - hidden->rows;
+    int64_t width = tv_engine_hidden_width(self, hidden->project);
+    int rc = 0;
+    hidden->data = tv_model_taps_rows(self->engine.model) + first * width;
+    if (hidden->project) {
+        rc = tv_model_taps_project(self->engine.model, first, hidden->rows, &hidden->data);
+    }
+    if (rc == 0 && !tv_engine_all_finite(hidden->data, hidden->rows * width)) {
+        rc = -EDOM;
+    }
+    return rc;
+}
+
+static int hidden_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
+                         int project, struct tv_round_out *out)
+{
+    if (project) {
+        return tv_model_taps_project(self->engine.model, slot->row_start, slot->rows, &out->hidden);
+    }
+    out->hidden =
+        tv_model_taps_rows(self->engine.model) + slot->row_start * tv_engine_hidden_width(self, 0);
+    return 0;
+}
+
 /* -EDOM: a row that the client gets is not finite. */
-static int check_given(const struct tv_round_in *in, const struct tv_engine_slot *slot,
-                       int64_t vocab, const int32_t *path, int32_t path_count,
+static int check_given(const struct tv_verify_engine *self, const struct tv_round_in *in,
+                       const struct tv_engine_slot *slot, const int32_t *path, int32_t path_count,
                        const struct tv_round_out *out)
 {
+    int64_t vocab = self->engine.vocab;
     int finite = 1;
     if (in->top_k > 0) {
         finite =
@@ -250,6 +285,10 @@ static int check_given(const struct tv_round_in *in, const struct tv_engine_slot
     }
     if (finite && in->want_logits) {
         finite = rows_finite(in->logits_rows, path, path_count, out->logits, slot->rows, vocab);
+    }
+    if (finite && in->want_hidden) {
+        finite = rows_finite(in->hidden_rows, path, path_count, out->hidden, slot->rows,
+                             tv_engine_hidden_width(self, in->project));
     }
     return finite ? 0 : -EDOM;
 }
@@ -269,7 +308,7 @@ static int score_answer(struct tv_verify_engine *self, const struct tv_engine_sl
         int32_t parent = tree->parents[i];
         const float *row = out->logits + (int64_t)parent * self->engine.vocab;
         double score = (double)row[tree->tokens[i]] - (double)out->topk_lse[parent];
-        if (!all_finite(row, self->engine.vocab)) {
+        if (!tv_engine_all_finite(row, self->engine.vocab)) {
             return -EDOM;
         }
         scores[i] = score < 0.0 ? (float)score : 0.0f; /* both terms are rounded */
@@ -305,8 +344,11 @@ int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot 
     if (rc == 0 && (in->want_logits || in->lend_logits)) {
         rc = logits_answer(self, slot, logits, out);
     }
+    if (rc == 0 && in->want_hidden) {
+        rc = hidden_answer(self, slot, in->project, out);
+    }
     if (rc == 0) {
-        rc = check_given(in, slot, self->engine.vocab, nodes, result.accepted_count, out);
+        rc = check_given(self, in, slot, nodes, result.accepted_count, out);
     }
     if (rc != 0) {
         return rc;

@@ -49,9 +49,11 @@ struct tv_round_in {
     int want_logits; /* all rows' logits on the host, for the client */
     int lend_logits; /* the same for an oracle, which must not change the answer: unchecked */
     int32_t top_k;   /* > 0: top-k and lse of all rows */
-    int score;       /* log-probabilities of the nodes instead of a walk; commit is 0 */
+    int want_hidden; /* what the taps see of all rows; project: its projection instead */
+    int project;
+    int score; /* log-probabilities of the nodes instead of a walk; commit is 0 */
     /* The rows that the client gets, which must be finite; NULL: all of them. */
-    const struct tv_rows *logits_rows, *topk_rows;
+    const struct tv_rows *logits_rows, *topk_rows, *hidden_rows;
     tv_model_layer_hook *hook;
     /* With commit 0 the rows are moved for its sake and taken back. NULL: not called. */
     tv_round_commit_hook *committed;
@@ -70,6 +72,7 @@ struct tv_round_out {
     const float *logits;     /* host [nodes, vocab] when wanted */
     const int32_t *topk_ids; /* host [nodes, top_k] */
     const float *topk_logits, *topk_lse; /* host [nodes, top_k], [nodes] */
+    const float *hidden; /* host [nodes, taps, hidden], or projected [nodes, dim], when wanted */
     /* [nodes] for a score: of each node's token in its parent's row at temperature 1; node 0 has
      * -INFINITY. Then there is no path: accepted_count is 1, end has no token. */
     const float *scores;
@@ -77,6 +80,14 @@ struct tv_round_out {
 };
 
 struct tv_engine;
+
+/* What the taps see of a slice of known tokens. */
+struct tv_slice_hidden {
+    int32_t rows;      /* of the last ones of the slice; 0: none is wanted */
+    int project;       /* their projection instead */
+    const float *data; /* set by the engine: host [rows, taps, hidden] or [rows, dim], its own until
+                        * the next call */
+};
 
 /* Any call that works on the device may say -ENOTRECOVERABLE: the device is lost, this call has
  * committed nothing, and no later one will succeed. */
@@ -99,6 +110,11 @@ struct tv_engine_ops {
     int (*prefill)(struct tv_engine *engine, struct tv_context *context, const int32_t *tokens,
                    int32_t count, const struct tv_round_rule *rule, struct tv_drawn *ret_drawn,
                    struct tv_cache_shortage *ret_shortage);
+    /* The same prefill, which also hands out hidden rows; NULL in engines without taps. */
+    int (*prefill_hidden)(struct tv_engine *engine, struct tv_context *context,
+                          const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
+                          struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage,
+                          struct tv_slice_hidden *hidden);
     /* Run the rounds of `count` different contexts in one launch; each has its own outcome. */
     int (*verify)(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
                   struct tv_round_out *out);
@@ -146,6 +162,10 @@ struct tv_engine_facts {
     unsigned synthetic;  /* TV_SYNTHETIC_ bits */
     /* Since the engine was created; -1: memory is the host's. */
     int64_t device_allocations;
+    int32_t hidden_dim;  /* values of a hidden row */
+    int32_t tap_count;   /* 0: no hidden rows are handed out */
+    const int32_t *taps; /* [tap_count] */
+    int32_t project_dim; /* 0: there is no projection */
 };
 /* Any thread. */
 void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret_facts);

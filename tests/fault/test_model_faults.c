@@ -1,6 +1,6 @@
 /*
  * test_model_faults.c - loading a checkpoint while the n-th allocation, thread, file or device call
- * fails; one file, and two shards with an index.
+ * fails; one file, two shards with an index, and one with taps and their projection.
  *
  * A load either refuses with the exact code and nothing left (no block, no descriptor), or gives
  * the model that a load without failures gives, to the last bit of its id.
@@ -22,11 +22,16 @@
 
 static char dir[512];
 static struct tv_kernels *kernels;
+static char projection[600]; /* "": without taps */
 
 static int load(struct tv_model **ret_model, struct tv_model_error *error)
 {
-    static const struct tv_model_options options = {
-        .rows_max = 8, .requests_max = 2, .page_size = 16};
+    struct tv_model_options options = {.rows_max = 8, .requests_max = 2, .page_size = 16};
+    if (projection[0] != '\0') {
+        options.tap_count = 2;
+        options.taps[0] = 2;
+        options.projection = projection;
+    }
     memset(error, 0, sizeof *error);
     *ret_model = NULL;
     return tv_model_load(kernels, dir, &options, ret_model, error);
@@ -85,6 +90,7 @@ struct sweep {
 
 static void sweep_run(const struct sweep *sweep, const struct expected *expected)
 {
+    int told = 0; /* failures of the projection's file */
     for (int n = 1;; n++) {
         struct tv_model_error error;
         struct tv_model *model;
@@ -92,16 +98,20 @@ static void sweep_run(const struct sweep *sweep, const struct expected *expected
         fault_arm(sweep->kinds, n);
         int rc = load(&model, &error);
         int failed = fault_disarm();
+        int of_projection = rc == -ERANGE && projection[0] != '\0' && sweep->codes[0] == -EBADMSG &&
+                            strstr(error.text, "drafter") != NULL;
         if (rc != (failed ? sweep->codes[0] : 0) &&
-            (!failed || (rc != sweep->codes[1] && rc != sweep->codes[2]))) {
+            (!failed || (rc != sweep->codes[1] && rc != sweep->codes[2] && !of_projection))) {
             fail_msg("%s %d: %d '%s'", sweep->name, n, rc, error.text);
         }
         assert_int_equal(rc == 0, model != NULL);
         if (rc == -EBADMSG) { /* exit 65 says which file it was */
             assert_true(error.text[0] != '\0');
         }
+        told += of_projection;
         if (model != NULL) {
             model_check(model, expected);
+            assert_int_equal(tv_model_taps_project_dim(model), projection[0] != '\0' ? 3 : 0);
         }
         tv_model_destroy(model);
         assert_int_equal(fault_blocks(), blocks);
@@ -111,6 +121,7 @@ static void sweep_run(const struct sweep *sweep, const struct expected *expected
         if (!failed) {
             print_message("%s: %d\n", sweep->name, n - 1);
             assert_true(n > sweep->least);
+            assert_int_equal(told > 0, projection[0] != '\0' && sweep->codes[0] == -EBADMSG);
             return;
         }
     }
@@ -130,6 +141,9 @@ static void run_all(int32_t shards)
 {
     struct expected expected;
     folder_write(shards);
+    if (projection[0] != '\0') {
+        tv_tiny_projection(dir, "drafter.safetensors", 3, 2 * 16);
+    }
     expected_take(&expected);
     for (size_t i = 0; i < sizeof sweeps / sizeof sweeps[0]; i++) {
         sweep_run(&sweeps[i], &expected);
@@ -146,6 +160,14 @@ static void two_shards_and_an_index(void **state)
 {
     (void)state;
     run_all(2);
+}
+
+static void taps_and_a_projection(void **state)
+{
+    (void)state;
+    (void)snprintf(projection, sizeof projection, "%s/drafter.safetensors", dir);
+    run_all(0);
+    projection[0] = '\0';
 }
 
 /* The backends' own start: blocks and, for cpu, its threads. */
@@ -202,6 +224,7 @@ int main(void)
         cmocka_unit_test(a_backend_or_nothing),
         cmocka_unit_test(one_file),
         cmocka_unit_test(two_shards_and_an_index),
+        cmocka_unit_test(taps_and_a_projection),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -94,10 +94,16 @@ static const struct form {
     const char *name;
     enum tv_call_kind kind;
     const char *rest; /* behind expected_len; NULL: a tree on the pending token */
+    const char *want; /* beside the tree */
 } forms[] = {
-    {"verify", TV_CALL_VERIFY, NULL},
-    {"extend", TV_CALL_EXTEND, "\"tokens\":[1,2,3],\"keep_pending\":true"},
-    {"decode", TV_CALL_DECODE, "\"max_tokens\":4"},
+    {"verify", TV_CALL_VERIFY, NULL, "{\"top_k\":3,\"logits\":{\"rows\":\"all\"}}"},
+    {"verify with hidden rows", TV_CALL_VERIFY, NULL,
+     "{\"hidden\":{\"rows\":\"all\",\"dtype\":\"bf16\"}}"},
+    {"verify with hidden rows to fetch", TV_CALL_VERIFY, NULL,
+     "{\"hidden\":{\"taps\":[1],\"via\":\"fetch\"}}"},
+    {"verify with projected rows", TV_CALL_VERIFY, NULL, "{\"hidden\":{\"project\":true}}"},
+    {"extend", TV_CALL_EXTEND, "\"tokens\":[1,2,3],\"keep_pending\":true", NULL},
+    {"decode", TV_CALL_DECODE, "\"max_tokens\":4", NULL},
 };
 
 static struct tv_call *form_call(struct setup *setup, const struct form *form, const char *session,
@@ -107,9 +113,8 @@ static struct tv_call *form_call(struct setup *setup, const struct form *form, c
     if (form->rest == NULL) {
         (void)snprintf(rest, sizeof rest,
                        "\"tree\":{\"tokens\":[%d,0,1,2,3,4,5,6,7,8,9,10],"
-                       "\"parents\":[-1,0,0,0,0,0,0,0,0,0,0,0]},"
-                       "\"want\":{\"top_k\":3,\"logits\":{\"rows\":\"all\"}}",
-                       (int)view->pending);
+                       "\"parents\":[-1,0,0,0,0,0,0,0,0,0,0,0]},\"want\":%s",
+                       (int)view->pending, form->want);
     } else {
         (void)snprintf(rest, sizeof rest, "%s", form->rest);
     }
@@ -179,27 +184,49 @@ static void rounds_without_memory(void **state)
 }
 
 /* A create that fails is no session and holds no page. */
-static void creates_on_a_failing_device(void **state)
+static void create_sweep(struct setup *setup, unsigned kind, const char *want)
 {
-    struct setup *setup = *state;
+    expect(&setup->fixture, 200, TV_CALL_ONESHOT, "", /* opens the principal's account */
+           "{" PROMPT ",\"tree\":{\"tokens\":[1],\"parents\":[-1]}}");
     int64_t free_before = pages_free(setup->world);
-    int64_t blocks = fault_blocks() + 1; /* the first call opens the principal's account */
+    int64_t blocks = fault_blocks();
     for (int n = 1;; n++) {
-        struct tv_call *call = call_make(&setup->fixture, TV_CALL_CREATE, "", "{" PROMPT "}");
-        fault_arm(FAULT_DEVICE, n);
+        struct tv_call *call =
+            call_make(&setup->fixture, TV_CALL_CREATE, "", "{" PROMPT "%s}", want);
+        fault_arm(kind, n);
         call_start(&setup->fixture, call);
         (void)call_wait(call);
         if (!fault_disarm()) {
             assert_reply(call, 201);
+            assert_int_equal(reply_has(call, "hidden"), want[0] != '\0');
             call_free(call);
-            assert_true(n > 20);
+            assert_true(n > (kind == FAULT_DEVICE ? 20 : 6));
             return;
         }
-        assert_refused(call, 500, "kernel-fault");
+        if (kind == FAULT_DEVICE) {
+            assert_refused(call, 500, "kernel-fault");
+        } else {
+            assert_true(call->reply.http_status >= 500);
+        }
         call_free(call);
         fault_settle(blocks); /* the worker buries the session */
         assert_int_equal(pages_free(setup->world), free_before);
     }
+}
+
+static void creates_on_a_failing_device(void **state)
+{
+    create_sweep(*state, FAULT_DEVICE, "");
+}
+
+static void creates_with_hidden_rows_on_a_failing_device(void **state)
+{
+    create_sweep(*state, FAULT_DEVICE, ",\"want\":{\"hidden\":{\"project\":true}}");
+}
+
+static void creates_with_hidden_rows_without_memory(void **state)
+{
+    create_sweep(*state, FAULT_MEMORY, ",\"want\":{\"hidden\":{\"rows\":\"window:7\"}}");
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -210,6 +237,8 @@ int main(void)
         CASE(rounds_on_a_failing_device),
         CASE(rounds_without_memory),
         CASE(creates_on_a_failing_device),
+        CASE(creates_with_hidden_rows_on_a_failing_device),
+        CASE(creates_with_hidden_rows_without_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +18,13 @@
 
 static void model_open(struct world *world)
 {
-    struct tv_model_options options = {.rows_max = 32, .requests_max = 2, .page_size = 16};
+    char projection[600];
+    struct tv_model_options options = {.rows_max = 32,
+                                       .requests_max = 2,
+                                       .page_size = 16,
+                                       .tap_count = 2,
+                                       .taps = {2, 1},
+                                       .projection = projection};
     struct tv_tiny_model *tiny = malloc(sizeof *tiny);
     struct tv_model_error error = {{0}};
     assert_non_null(tiny);
@@ -26,6 +33,8 @@ static void model_open(struct world *world)
     tv_tiny_write(tiny, world->dir);
     tv_tiny_finish(tiny);
     free(tiny);
+    (void)snprintf(projection, sizeof projection, "%s/drafter.safetensors", world->dir);
+    tv_tiny_projection(world->dir, "drafter.safetensors", 3, 2 * 16);
     assert_int_equal(tv_model_load(world->kernels, world->dir, &options, &world->model, &error), 0);
 }
 

@@ -22,6 +22,10 @@ static const struct tv_request_limits limits = {
     .tree = {.nodes_max = 32, .depth_max = 8, .vocab = 307},
     .max_len = 128,
     .inline_bytes = 20000,
+    .hidden_dim = 8,
+    .tap_count = 3,
+    .taps = {1, 9, 17},
+    .project_dim = 16,
 };
 
 static void check_rows(const struct tv_rows *rows, const struct tv_tree *tree)
@@ -80,7 +84,15 @@ static void check_accepted(const struct tv_request *request)
         check_draft(&request->tree);
         check_rows(&request->want.rows, &request->tree);
         check_rows(&request->want.logits_rows, &request->tree);
+        check_rows(&request->want.hidden.rows, &request->tree);
     }
+    REQUIRE(request->want.hidden.tap_count >= 0);
+    REQUIRE(request->want.hidden.tap_count <= limits.tap_count);
+    for (i = 0; i < request->want.hidden.tap_count; i++) {
+        REQUIRE(request->want.hidden.taps[i] >= 0);
+        REQUIRE(request->want.hidden.taps[i] < limits.tap_count);
+    }
+    REQUIRE(request->want.inline_bytes_most <= limits.inline_bytes);
     REQUIRE(request->kind != TV_CALL_VERIFY || request->has_tree);
     REQUIRE(request->kind != TV_CALL_CREATE || request->token_count >= 1);
 }
@@ -94,6 +106,7 @@ static void check_refused(struct tv_request *request, struct tv_problem *problem
 
     REQUIRE(request->tokens == NULL && request->tree.tokens == NULL);
     REQUIRE(request->want.rows.nodes == NULL && request->want.logits_rows.nodes == NULL);
+    REQUIRE(request->want.hidden.rows.nodes == NULL);
     REQUIRE(problem->code > TV_OK && problem->code < TV_CODE_COUNT);
     REQUIRE(tv_code_info(problem->code)->http_status / 100 == 4);
     tv_buf_init(&buf, 4096);

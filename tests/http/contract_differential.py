@@ -40,10 +40,12 @@ SAMPLING = {
 WANT = {
     "top_k": 3, "rows": [0, 2], "logprobs": True, "shadow": False,
     "logits": {"rows": "all", "dtype": "bf16", "via": "inline"},
+    "hidden": {"taps": [1, 0], "rows": "all", "dtype": "fp8_e4m3", "via": "inline", "project": False},
 }
 CREATE = {
     "sampling": SAMPLING, "stop": {"token_ids": [2, 3], "max_len": 64}, "lease_s": 60,
     "cache_salt": "salt", "expected_digest": DIGEST,
+    "want": {"hidden": {"taps": [3, 1], "rows": "window:2", "dtype": "f16", "via": "inline", "project": False}},
 }
 BODIES = [
     ("create", "/v1/sessions", {"tokens": [1, 2, 3], **CREATE}),

@@ -93,7 +93,7 @@ def check_example(contract, path):
         exact = re.search(r":\d+\.0\b", body) is None  # a schema takes 42.0 for an integer
         assert not accepted or code not in SCHEMA_REFUSES or not exact, f"{path}: accepted"
         assert accepted or code is not None, f"{path}: refused by the schema"
-    optional = {"alternative", "pointer", "node", "session_state", "topk", "logprobs", "logits", "shadow", "skipped"}
+    optional = {"alternative", "pointer", "node", "session_state", "topk", "logprobs", "logits", "hidden", "shadow", "skipped"}
     optional |= {"synthetic", "typical"}
     for what, changed in mutations(copy.deepcopy(answer)):
         if what.split(": ")[-1].removeprefix("without ") in optional:

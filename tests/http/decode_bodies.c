@@ -24,6 +24,10 @@ static const struct tv_request_limits limits = {
     .tree = {.nodes_max = TV_ENGINE_NODES_MAX, .depth_max = TV_DEPTH_DEFAULT, .vocab = 307},
     .max_len = 2048,
     .inline_bytes = TV_INLINE_BYTES_DEFAULT,
+    .hidden_dim = 64,
+    .tap_count = 16,
+    .taps = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+    .project_dim = 64,
 };
 
 static int answer(const char *call, const char *body, size_t bytes)

@@ -331,3 +331,25 @@ void tv_tiny_folder_remove(const char *dir)
     folder_clear(dir);
     assert_int_equal(rmdir(dir), 0);
 }
+
+void tv_tiny_projection(const char *dir, const char *name, int32_t rows, int32_t cols)
+{
+    size_t count = (size_t)rows * (size_t)cols, bytes = 128 + count * sizeof(float);
+    char *data = calloc(1, bytes), text[121];
+    const uint64_t header = 120;
+    assert_non_null(data);
+    int used = snprintf(text, sizeof text,
+                        "{\"fc.weight\":{\"dtype\":\"F32\",\"shape\":[%d,%d],"
+                        "\"data_offsets\":[0,%zu]}}",
+                        rows, cols, count * sizeof(float));
+    assert_in_range(used, 1, 120);
+    memset(data, ' ', 128);
+    memcpy(data, &header, sizeof header);
+    memcpy(data + 8, text, (size_t)used);
+    for (size_t i = 0; i < count; i++) {
+        float value = (float)(i % 16 + 1) / 8.0f;
+        memcpy(data + 128 + i * sizeof value, &value, sizeof value);
+    }
+    tv_tiny_file(dir, name, data, bytes);
+    free(data);
+}

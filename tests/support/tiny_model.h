@@ -51,5 +51,8 @@ void tv_tiny_folder(char *ret_dir, size_t bytes);
 void tv_tiny_folder_remove(const char *dir);
 /* Write dir/name with these bytes. */
 void tv_tiny_file(const char *dir, const char *name, const void *data, size_t bytes);
+/* Write dir/name, a safetensors file of one f32 matrix fc.weight whose values are 1/8, 2/8 .. 16/8,
+ * 1/8 .. */
+void tv_tiny_projection(const char *dir, const char *name, int32_t rows, int32_t cols);
 
 #endif

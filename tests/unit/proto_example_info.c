@@ -103,6 +103,7 @@ static void encode_model(struct tv_buf *buf, const struct tv_json_value *root)
     const struct tv_json_value *pages = need(root, "pages"), *versions = need(root, "versions");
     const struct tv_json_value *pair;
     int64_t costs[ITEMS_MAX][2];
+    int32_t taps[ITEMS_MAX];
     struct tv_model_info info = {.name = text(root, "name"),
                                  .architecture = text(root, "architecture"),
                                  .backend = text(root, "backend"),
@@ -139,6 +140,11 @@ static void encode_model(struct tv_buf *buf, const struct tv_json_value *root)
         int64_t *cost = costs[info.verify_us_count++];
         assert_int_equal(tv_json_int(document, tv_json_first(pair), &cost[0]), 0);
         assert_int_equal(tv_json_int(document, tv_json_next(tv_json_first(pair)), &cost[1]), 0);
+    }
+    info.taps = taps;
+    info.tap_count = integers(root, "taps", taps);
+    for (pair = tv_json_first(need(root, "features")); pair; pair = tv_json_next(pair)) {
+        info.has_projection |= strcmp(tv_json_string(pair, NULL), "want.hidden.project") == 0;
     }
     tv_encode_model(buf, &info);
 }

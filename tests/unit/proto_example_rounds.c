@@ -9,10 +9,11 @@
 
 struct parts {
     int32_t nodes[ITEMS_MAX], tokens[ITEMS_MAX], fresh[ITEMS_MAX], rows[2][ITEMS_MAX];
-    int32_t ids[ITEMS_MAX];
+    int32_t ids[ITEMS_MAX], taps[ITEMS_MAX];
     float logits[ITEMS_MAX], lse[ITEMS_MAX], logprobs[ITEMS_MAX], data[ITEMS_MAX];
     struct tv_topk_block topk;
     struct tv_logits_block block;
+    struct tv_hidden_block hidden;
     struct tv_shadow_block shadow;
     struct tv_hint hint;
     int64_t curve[CURVE_MAX][2];
@@ -39,6 +40,40 @@ void example_read_state(const struct tv_json_value *value, struct tv_session_sta
         state->tail_count = integers(value, "tail", state->tail);
         state->tail_from = (int32_t)number(value, "tail_from");
     }
+}
+
+/* Values of two or one bytes, widened. */
+static void read_values(const struct tv_json_value *hidden, struct parts *parts)
+{
+    uint8_t bytes[ITEMS_MAX * 4] = {0};
+    base64(hidden, "data_b64", bytes);
+    for (int32_t i = 0; i < ITEMS_MAX; i++) {
+        if (parts->hidden.dtype == TV_TENSOR_BF16) {
+            uint32_t bits = (uint32_t)bytes[2 * i] << 16 | (uint32_t)bytes[2 * i + 1] << 24;
+            memcpy(&parts->data[i], &bits, sizeof(bits));
+        } else { /* normal values of fp8_e4m3 */
+            float size = ldexpf(8.0f + (float)(bytes[i] & 7), (bytes[i] >> 3 & 15) - 10);
+            parts->data[i] = bytes[i] & 128 ? -size : size;
+        }
+    }
+}
+
+static void read_hidden(const struct tv_json_value *hidden, struct parts *parts)
+{
+    int32_t shape[ITEMS_MAX], dims = integers(hidden, "shape", shape);
+    parts->hidden = (struct tv_hidden_block){
+        .tap_count = integers(hidden, "taps", parts->taps),
+        .taps = parts->taps,
+        .projected = tv_json_member(hidden, "project") != NULL,
+        .row_count = integers(hidden, "rows", parts->rows[1]),
+        .dim = shape[dims - 1],
+        .rows = parts->rows[1],
+        .data = parts->data,
+    };
+    while (strcmp(tv_tensor_dtype_name(parts->hidden.dtype), text(hidden, "dtype")) != 0) {
+        parts->hidden.dtype++;
+    }
+    read_values(hidden, parts);
 }
 
 static void read_blocks(const struct tv_json_value *root, struct tv_round *round,
@@ -86,6 +121,10 @@ static void read_blocks(const struct tv_json_value *root, struct tv_round *round
             parts->block.data = parts->data;
         }
         round->logits = &parts->block;
+    }
+    if (tv_json_member(root, "hidden") != NULL) {
+        read_hidden(need(root, "hidden"), parts);
+        round->hidden = &parts->hidden;
     }
     if (shadow != NULL) {
         const struct tv_json_value *kernel = need(shadow, "kernel");
@@ -224,6 +263,10 @@ void example_encode_round(struct tv_buf *buf, enum tv_call_kind kind,
                                     .max_depth = (int32_t)number(caps, "max_depth"),
                                     .max_pipeline = (int32_t)number(caps, "max_pipeline"),
                                     .replay_window = (int32_t)number(caps, "replay_window")};
+        if (tv_json_member(root, "hidden") != NULL) {
+            read_hidden(need(root, "hidden"), &parts);
+            round.hidden = &parts.hidden;
+        }
     } else if (kind != TV_CALL_ROLLBACK) {
         read_round(root, &round, &parts);
     }

@@ -13,6 +13,10 @@ static const struct tv_request_limits limits = {
     .tree = {.nodes_max = TV_NODES_DEFAULT, .depth_max = TV_DEPTH_DEFAULT, .vocab = 307},
     .max_len = 2048,
     .inline_bytes = TV_INLINE_BYTES_DEFAULT,
+    .hidden_dim = 4,
+    .tap_count = 3,
+    .taps = {1, 9, 17},
+    .project_dim = 2,
 };
 
 struct example {

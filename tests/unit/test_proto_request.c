@@ -68,7 +68,8 @@ static void test_create_refusals(void **state)
     refuse(TV_CALL_EXTEND,
            "{\"seq\":1,\"epoch\":\"0123456789abcdef\",\"expected_len\":1,\"prefix\":{}}",
            TV_UNKNOWN_FIELD, "/prefix");
-    refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"want\":{}}", TV_UNKNOWN_FIELD, "/want");
+    refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"want\":{\"top_k\":1}}", TV_UNKNOWN_FIELD,
+           "/want/top_k");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"sampling\":{\"typical\":{\"x\":1}}}",
            TV_UNKNOWN_FIELD, "/sampling/typical/x");
     refuse(TV_CALL_CREATE, "{\"tokens\":[1],\"sampling\":null}", TV_WRONG_TYPE, "/sampling");
@@ -441,7 +442,11 @@ static void test_queries(void **state)
     assert_int_equal(r.deep, 1);
     assert_int_equal(query(TV_CALL_MODEL, "deep", "1", &r), -EINVAL);
     assert_int_equal(query(TV_CALL_TENSOR, "what", "logits", &r), 0);
-    assert_int_equal(query(TV_CALL_TENSOR, "what", "hidden", &r), -EINVAL);
+    assert_int_equal(r.tensor_hidden, 0);
+    assert_int_equal(query(TV_CALL_TENSOR, "what", "hidden", &r), 0);
+    assert_int_equal(r.tensor_hidden, 1);
+    assert_int_equal(query(TV_CALL_TENSOR, "what", "hints", &r), -EINVAL);
+    assert_int_equal(query(TV_CALL_TENSOR, "dtype", "fp8_e4m3", &r), 0);
     assert_int_equal(query(TV_CALL_TENSOR, "dtype", "f16", &r), 0);
     assert_int_equal(r.tensor_dtype, TV_TENSOR_F16);
     assert_int_equal(query(TV_CALL_TENSOR, "dtype", "F16", &r), -EINVAL);

@@ -55,7 +55,7 @@ static void test_verify_refusals(void **state)
 {
     (void)state;
     refuse_verify("\"parents\":[]", TV_UNKNOWN_FIELD, "/parents");
-    refuse_verify("\"want\":{\"hidden\":{}}", TV_UNKNOWN_FIELD, "/want/hidden");
+    refuse_verify("\"want\":{\"hints\":{}}", TV_UNKNOWN_FIELD, "/want/hints");
     refuse_verify("\"want\":{\"top_k\":65}", TV_WRONG_VALUE, "/want/top_k");
     refuse_verify("\"want\":{\"rows\":\"leaf\"}", TV_WRONG_VALUE, "/want/rows");
     refuse_verify("\"want\":{\"rows\":7}", TV_WRONG_TYPE, "/want/rows");

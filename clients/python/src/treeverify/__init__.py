@@ -36,7 +36,7 @@ from .errors import (
     UnavailableError,
 )
 from .tree import Tree, TreeError
-from .values import Hint, Logits, Model, Round, Sampling, Timing, TopK, Want
+from .values import Hidden, HiddenWant, Hint, Logits, Model, Round, Sampling, Timing, TopK, Want
 
 __version__ = "0.1.0"
 
@@ -54,6 +54,8 @@ __all__ = [
     "Error",
     "FinishedError",
     "GoneError",
+    "Hidden",
+    "HiddenWant",
     "Hint",
     "Logits",
     "Model",

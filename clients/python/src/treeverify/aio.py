@@ -19,7 +19,7 @@ from .drafters import Drafter
 from .errors import ProblemError, TransportError
 from .loop import Nodes, budget_of, plan
 from .tree import Tree
-from .values import Dtype, Logits, Model, Round, Rows, Rule, Sampling, Want
+from .values import Dtype, Hidden, HiddenDtype, HiddenWant, Logits, Model, Round, Rows, Rule, Sampling, Want
 
 T = TypeVar("T")
 
@@ -109,11 +109,12 @@ class AsyncClient:
         max_len: int | None = None,
         lease_s: int | None = None,
         cache_salt: str = "",
+        hidden: HiddenWant | None = None,
     ) -> AsyncSession:
         """`async with await client.session(prompt) as session: ...`"""
         settings = Settings(sampling or Sampling(), tuple(stop), max_len, lease_s, cache_salt)
         parent = None if prefix is None else (prefix._core, prefix_len)
-        return AsyncSession(self, await self._run(flows.create(self._settings.context, tokens, parent, settings)))
+        return AsyncSession(self, await self._run(flows.create(self._settings.context, tokens, parent, settings, hidden)))
 
     async def verify(
         self,
@@ -256,6 +257,9 @@ class AsyncSession(SessionView):
 
     async def fetch_logits(self, round: Round, *, rows: Rows | None = None, dtype: Dtype | None = None) -> Logits:
         return await self._client._run(self._core.fetch_logits(round, rows, dtype))
+
+    async def fetch_hidden(self, round: Round, *, rows: Rows | None = None, dtype: HiddenDtype | None = None) -> Hidden:
+        return await self._client._run(self._core.fetch_hidden(round, rows, dtype))
 
     async def stored_round(self, seq: int, wait_ms: int = 0) -> Round | None:
         return await self._client._run(self._core.stored_round(seq, wait_ms))

@@ -18,7 +18,7 @@ from .drafters import Drafter
 from .errors import ProblemError, TransportError
 from .loop import Limits, Nodes, budget_of, plan
 from .tree import Tree
-from .values import Dtype, Logits, Model, Round, Rows, Rule, Sampling, Want
+from .values import Dtype, Hidden, HiddenDtype, HiddenWant, Logits, Model, Round, Rows, Rule, Sampling, Want
 
 T = TypeVar("T")
 
@@ -118,6 +118,11 @@ class SessionView:
     def new_tokens(self) -> list[int]:
         """Everything after the prompt, the pending token included."""
         return [*self._core.tokens[self._core.prompt_len :], self._core.pending]
+
+    @property
+    def hidden(self) -> Hidden | None:
+        """Hidden rows of the prompt, when the session was created with hidden=."""
+        return self._core.hidden
 
     @property
     def committed_len(self) -> int:
@@ -257,16 +262,18 @@ class Client:
         max_len: int | None = None,
         lease_s: int | None = None,
         cache_salt: str = "",
+        hidden: HiddenWant | None = None,
     ) -> Session:
         """Create a session: prefills tokens (not empty) and draws the first pending token.
 
         prefix, instead of tokens: another session, whose first prefix_len (all) committed tokens are the prompt; they are
         sent only if the server has forgotten it. Session.fork also takes its pending token and sampling over.
         stop: up to 16 token ids. max_len: committed plus pending token, at most the model's. lease_s: 1..3600 (120).
+        hidden: rows of the residual stream at the prompt's positions, into Session.hidden ([T, R, D]; projected [R, n]).
         """
         settings = Settings(sampling or Sampling(), tuple(stop), max_len, lease_s, cache_salt)
         parent = None if prefix is None else (prefix._core, prefix_len)
-        return Session(self, self._run(flows.create(self._settings.context, tokens, parent, settings)))
+        return Session(self, self._run(flows.create(self._settings.context, tokens, parent, settings, hidden)))
 
     def verify(
         self,
@@ -438,6 +445,11 @@ class Session(SessionView):
         """Logits of the last round that asked for them with logits_via="fetch"; rows: a part of them. 410
         round-evicted (GoneError) once a later round was done."""
         return self._client._run(self._core.fetch_logits(round, rows, dtype))
+
+    def fetch_hidden(self, round: Round, *, rows: Rows | None = None, dtype: HiddenDtype | None = None) -> Hidden:
+        """Hidden rows of the last round that asked for them with via="fetch"; rows: a part of them. values [T, R, D], or
+        [R, n] projected. 410 round-evicted (GoneError) once a later round was done."""
+        return self._client._run(self._core.fetch_hidden(round, rows, dtype))
 
     def stored_round(self, seq: int, wait_ms: int = 0) -> Round | None:
         """The stored answer of a round; None while it is running."""

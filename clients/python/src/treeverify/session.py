@@ -29,7 +29,12 @@ from .digest import Digest
 from .errors import ContractError, DesyncError, MovedError, NotFoundError, ProblemError
 from .tree import Tree, TreeError
 from .values import (
+    F32,
+    I32,
     Dtype,
+    Hidden,
+    HiddenDtype,
+    HiddenWant,
     Logits,
     Model,
     Round,
@@ -78,6 +83,7 @@ class SessionCore:
         self.max_nodes, self.max_depth = model.max_nodes, model.max_depth
         self.cached_len = 0
         self.lease_expires_at = ""
+        self.hidden: Hidden | None = None  # of the prompt, when it was asked for
         self.resumed = 0  # how often the session was made anew
         self.closed = False
         self.busy = False
@@ -100,17 +106,19 @@ class SessionCore:
 
     # --- create, resume, fork -------------------------------------------------------------------------------------
 
-    def open(self, prefix: str | None = None) -> Flow[None]:
+    def open(self, prefix: str | None = None, hidden: HiddenWant | None = None) -> Flow[None]:
         """POST /v1/sessions from the client's tokens, or from those of the session `prefix`, which begins with them.
         All attempts have one Idempotency-Key, so a lost answer leaves no second session behind."""
         named = tokens_body(self.tokens) if prefix is None else {"prefix": {"session": prefix, "len": len(self.tokens)}}
-        body = {**named, **self.settings.body(), "expected_digest": self.digest.hex()}
+        body: dict[str, Any] = {**named, **self.settings.body(), "expected_digest": self.digest.hex()}
+        if hidden is not None:
+            body["want"] = {"hidden": hidden.body()}
         try:
             answer = yield from call(self.context, "POST", "/v1/sessions", body, key=secrets.token_hex(16))
         except ProblemError as problem:
             if prefix is None or problem.code not in _FORGOTTEN:
                 raise
-            yield from self.open()  # that session is no more, but its tokens are known
+            yield from self.open(hidden=hidden)  # that session is no more, but its tokens are known
             return
         self._opened(answer)
 
@@ -127,6 +135,8 @@ class SessionCore:
             self.finish, self.lease_expires_at = answer["finish"], answer["lease_expires_at"]
             self.cached_len = int(answer["cached_len"])
             self.held, self.unsure = None, 0
+            if "hidden" in answer:
+                self.hidden = Hidden.read(answer["hidden"])
         except (KeyError, TypeError, ValueError) as error:
             raise ContractError(f"create: {error!r}") from error
 
@@ -444,16 +454,21 @@ class SessionCore:
         logits = round.logits
         if logits is None or logits.href is None:
             raise ValueError('the round was not asked for logits with logits_via="fetch"')
-        query, nodes = "", logits.nodes
-        if dtype is not None:
-            query += f"&dtype={dtype}"
-        if rows is not None:
-            spelled = rows_body(rows)
-            query += "&rows=" + (spelled if isinstance(spelled, str) else ",".join(map(str, spelled)))
-            lists = {"stop": round.accepted_nodes[-1:], "path": round.accepted_nodes, "all": list(range(round.nodes))}
-            nodes = np.array(lists[spelled] if isinstance(spelled, str) else spelled, dtype=np.int32)
-        reply = yield from send(self.context, Send("GET", logits.href + query))
-        return read_tensor(reply, nodes)
+        query, nodes = _part(round, logits.nodes, rows, dtype)
+        shape, dtype_sent, values = read_tensor((yield from send(self.context, Send("GET", logits.href + query))))
+        if len(shape) != 2 or shape[0] != len(nodes):
+            raise ContractError(f"a tensor of shape {shape}, not of {len(nodes)} rows")
+        return Logits(nodes, (shape[0], shape[1]), dtype_sent, values)
+
+    def fetch_hidden(self, round: Round, rows: Rows | None, dtype: HiddenDtype | None) -> Flow[Hidden]:
+        hidden = round.hidden
+        if hidden is None or hidden.href is None:
+            raise ValueError('the round was not asked for hidden rows with via="fetch"')
+        query, nodes = _part(round, hidden.nodes, rows, dtype)
+        shape, dtype_sent, values = read_tensor((yield from send(self.context, Send("GET", hidden.href + query))))
+        if shape != (*hidden.shape[:-2], len(nodes), hidden.shape[-1]):
+            raise ContractError(f"a tensor of shape {shape}, not a part of {hidden.shape} with {len(nodes)} rows")
+        return Hidden(hidden.taps, nodes, shape, dtype_sent, values, hidden.projected)
 
     def close(self) -> Flow[None]:
         """DELETE; an unknown id is fine."""
@@ -463,22 +478,32 @@ class SessionCore:
                 yield from call(self.context, "DELETE", self.path)
 
 
-def read_tensor(reply: Reply, nodes: np.ndarray[Any, np.dtype[np.int32]]) -> Logits:
-    """Raw rows from their answer; the ETag is the content's SHA-256 and is checked."""
+def _part(round: Round, nodes: I32, rows: Rows | None, dtype: str | None) -> tuple[str, I32]:
+    """The query for a part of a kept tensor, and the nodes of its rows."""
+    query = "" if dtype is None else f"&dtype={dtype}"
+    if rows is None:
+        return query, nodes
+    spelled = rows_body(rows)
+    query += "&rows=" + (spelled if isinstance(spelled, str) else ",".join(map(str, spelled)))
+    lists = {"stop": round.accepted_nodes[-1:], "path": round.accepted_nodes, "all": list(range(round.nodes))}
+    return query, np.array(lists[spelled] if isinstance(spelled, str) else spelled, dtype=np.int32)
+
+
+def read_tensor(reply: Reply) -> tuple[tuple[int, ...], str, F32]:
+    """Shape, dtype and values of raw rows; the ETag is the content's SHA-256 and is checked."""
     try:
-        height, width = (int(word) for word in reply.headers["x-tensor-shape"].split(","))
+        shape = tuple(int(word) for word in reply.headers["x-tensor-shape"].split(","))
         dtype, tag = reply.headers["x-tensor-dtype"], reply.headers["etag"].strip('"')
     except (KeyError, ValueError) as error:
         raise ContractError(f"tensor headers: {error!r}") from error
-    if height != len(nodes):
-        raise ContractError(f"{height} rows, not {len(nodes)}")
     if hashlib.sha256(reply.content).hexdigest() != tag:
         raise ContractError("the tensor's bytes are not those of its ETag")
-    return Logits(nodes, (height, width), dtype, float_array(reply.content, dtype, (height, width)))
+    return shape, dtype, float_array(reply.content, dtype, shape)
 
 
 def create(
-    context: Context, tokens: Sequence[int] | None, prefix: tuple[SessionCore, int | None] | None, settings: Settings
+    context: Context, tokens: Sequence[int] | None, prefix: tuple[SessionCore, int | None] | None, settings: Settings,
+    hidden: HiddenWant | None = None,
 ) -> Flow[SessionCore]:
     """A session from a prompt, or from the first tokens of another session (all that are committed)."""
     model = yield from fetch_model(context)
@@ -486,12 +511,12 @@ def create(
         raise ValueError("session: tokens or a prefix")
     if prefix is None:
         core = SessionCore(context, model, settings, [int(token) for token in tokens or ()])
-        yield from core.open()
+        yield from core.open(hidden=hidden)
         return core
     parent, length = prefix
     length = len(parent.tokens) if length is None else length
     if not 1 <= length <= len(parent.tokens):
         raise ValueError(f"prefix: a length from 1 to {len(parent.tokens)}")
     core = SessionCore(context, model, settings, parent.tokens[:length])
-    yield from core.open(parent.id)
+    yield from core.open(parent.id, hidden)
     return core

@@ -18,17 +18,18 @@ from .errors import ContractError
 
 Rows: TypeAlias = Literal["stop", "path", "all"] | Sequence[int]
 Dtype: TypeAlias = Literal["f32", "bf16", "f16"]
+HiddenDtype: TypeAlias = Literal["f32", "bf16", "f16", "fp8_e4m3"]
 Rule: TypeAlias = Literal["target_walk", "greedy", "ratio_wor", "typical", "client"]
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
 
 
 def float_array(data: bytes, dtype: str, shape: Sequence[int]) -> F32:
-    """Raw little-endian values as float32 of `shape`; bf16 and f16 are widened exactly.
+    """Raw little-endian values as float32 of `shape`; bf16, f16 and fp8_e4m3 are widened exactly.
 
     Raises ContractError when the bytes are not what the shape says or the dtype is unknown.
     """
-    width = {"f32": 4, "bf16": 2, "f16": 2}.get(dtype)
+    width = {"f32": 4, "bf16": 2, "f16": 2, "fp8_e4m3": 1}.get(dtype)
     if width is None:
         raise ContractError(f"dtype {dtype!r} is unknown")
     count = int(np.prod(shape, dtype=np.int64))
@@ -39,9 +40,20 @@ def float_array(data: bytes, dtype: str, shape: Sequence[int]) -> F32:
         array = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
     elif dtype == "f16":
         array = np.frombuffer(data, dtype="<f2").astype(np.float32)
+    elif dtype == "fp8_e4m3":
+        array = _fp8_values()[np.frombuffer(data, dtype=np.uint8)]
     else:
         array = (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
     return array.reshape(tuple(shape))
+
+
+def _fp8_values() -> F32:
+    """All 256: one bit of sign, four of exponent with bias 7, three of mantissa; no infinity."""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    size[codes & 127 == 127] = np.nan
+    return np.where(codes < 128, size, -size).astype(np.float32)
 
 
 def unbase64(text: Any) -> bytes:
@@ -104,13 +116,45 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class HiddenWant:
+    """Hidden rows that a call should bring: what a drafter of the EAGLE or DFlash kind reads of the target.
+
+    A tap L is the residual stream in front of layer L (0: the embedding; the number of layers: behind the last one,
+    before the last norm); Model.taps lists those that the server has.
+    dtype: on the wire; fp8_e4m3 has no scale and saturates at 448. taps: some of Model.taps, answered in this order
+    (all). rows: tree nodes as in Want ("path"); for a session's prompt "all" (default) or "window:N", its last N
+    positions at most. project: the registered projection of all taps instead. via "fetch" leaves the rows at the server
+    for Session.fetch_hidden (sessions' rounds only).
+    """
+
+    dtype: HiddenDtype = "f32"
+    taps: Sequence[int] | None = None
+    rows: Rows | str | None = None
+    project: bool = False
+    via: Literal["inline", "fetch"] = "inline"
+
+    def body(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"dtype": self.dtype}
+        if self.taps is not None:
+            body["taps"] = [int(tap) for tap in self.taps]
+        if self.rows is not None:
+            body["rows"] = rows_body(self.rows)
+        if self.project:
+            body["project"] = True
+        if self.via != "inline":
+            body["via"] = self.via
+        return body
+
+
+@dataclass(frozen=True)
 class Want:
     """What a verify should bring besides tokens.
 
     top_k: 0..64 best ids with raw logits and the log-sum-exp of each row. rows: which rows, "stop" (where the walk
     ended), "path" (accepted nodes), "all", or node indices. logprobs: one per new token, after temperature and
     filters. logits: whole raw rows as "f32", "bf16" or "f16"; logits_rows overrides rows for them; logits_via "fetch"
-    leaves them at the server for Session.fetch_logits (sessions only). shadow: wait for the kernel oracle.
+    leaves them at the server for Session.fetch_logits (sessions only). hidden: rows of the residual stream, as HiddenWant
+    says; its rows are `rows` by default. shadow: wait for the kernel oracle.
     """
 
     top_k: int = 0
@@ -119,6 +163,7 @@ class Want:
     logits: Dtype | None = None
     logits_rows: Rows | None = None
     logits_via: Literal["inline", "fetch"] = "inline"
+    hidden: HiddenWant | None = None
     shadow: bool = False
 
     def body(self) -> dict[str, Any]:
@@ -133,12 +178,14 @@ class Want:
             body["logits"] = {"dtype": self.logits, "via": self.logits_via}
             if self.logits_rows is not None:
                 body["logits"]["rows"] = rows_body(self.logits_rows)
+        if self.hidden is not None:
+            body["hidden"] = self.hidden.body()
         if self.shadow:
             body["shadow"] = True
         return body
 
 
-def rows_body(rows: Rows) -> str | list[int]:
+def rows_body(rows: Rows | str) -> str | list[int]:
     return rows if isinstance(rows, str) else [int(row) for row in rows]
 
 
@@ -195,6 +242,34 @@ class Logits:
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """Hidden rows. values float32: [T, R, D], T taps of R rows of D values each; projected [R, n]; None while they wait
+    at the server (`href`). taps [T]: the layers. nodes [R]: the tree node of each row, of a prompt its positions. dtype as
+    sent: bf16, f16 and fp8_e4m3 are widened exactly."""
+
+    taps: tuple[int, ...]
+    nodes: I32
+    shape: tuple[int, ...]
+    dtype: str
+    values: F32 | None
+    projected: bool = False
+    href: str | None = None
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Hidden:
+        taps = tuple(int(tap) for tap in body["taps"])
+        nodes = np.array(body["rows"], dtype=np.int32)
+        shape = tuple(int(size) for size in body["shape"])
+        projected = bool(body.get("project", False))
+        if len(shape) != (2 if projected else 3) or shape[-2] != len(nodes) or (not projected and shape[0] != len(taps)):
+            raise ContractError("hidden: shape, taps and rows differ")
+        values = None
+        if "data_b64" in body:
+            values = float_array(unbase64(body["data_b64"]), body["dtype"], shape)
+        return cls(taps, nodes, shape, body["dtype"], values, projected, body.get("href"))
+
+
+@dataclass(frozen=True)
 class Timing:
     """Microseconds on the server: waiting, on the device, in all; and rounds in the same launch."""
 
@@ -225,8 +300,8 @@ class Round:
     """What one verify, decode, extend, commit, rollback or one-shot gave.
 
     new_tokens: what to append to the text; the last one is the model's own and is pending now. accepted_nodes /
-    accepted_tokens: the path through the tree, node 0 first (empty for decode and extend). topk, logits: arrays, when
-    asked for. logprobs [len(new_tokens)] float64, -inf where a filter removed the token. margin_min: smallest gap of the
+    accepted_tokens: the path through the tree, node 0 first (empty for decode and extend). topk, logits, hidden: arrays,
+    when asked for. logprobs [len(new_tokens)] float64, -inf where a filter removed the token. margin_min: smallest gap of the
     two best scores, None when only one token survived. rtt_s: wall time of the call, retries and pauses included.
     nodes, depth: of the tree that was sent, node 0 counted in nodes.
     retries: attempts after the first. replayed: the server had already done this round. recovered: None, or "resync"
@@ -253,6 +328,7 @@ class Round:
     topk: TopK | None = None
     logprobs: npt.NDArray[np.float64] | None = None
     logits: Logits | None = None
+    hidden: Hidden | None = None
     shadow: Mapping[str, Any] | None = None
     sampling: Sampling | None = None
     nodes: int = 0
@@ -288,6 +364,7 @@ def read_round(answer: Mapping[str, Any], **more: Any) -> Round:
             topk=TopK.read(answer["topk"]) if "topk" in answer else None,
             logprobs=logprobs,
             logits=Logits.read(answer["logits"]) if "logits" in answer else None,
+            hidden=Hidden.read(answer["hidden"]) if "hidden" in answer else None,
             shadow=answer.get("shadow"),
             sampling=Sampling.read(answer["sampling"]) if "sampling" in answer else None,
             nodes=int(answer["stats"]["nodes"]),
@@ -354,6 +431,7 @@ class Model:
     tokenizer_sha256: str | None
     noise: float
     verify_us: tuple[tuple[int, int], ...]
+    taps: tuple[int, ...]
     body: Mapping[str, Any]
 
     @classmethod
@@ -363,7 +441,8 @@ class Model:
             return cls(
                 body["name"], body["model_id"], body["epoch"], body["vocab"], body["max_len"], limits["max_nodes"],
                 limits["max_depth"], body["backend"], tuple(body["features"]), body["tokenizer_sha256"],
-                float(body["noise"]), tuple((int(n), int(us)) for n, us in body["verify_us"]), dict(body),
+                float(body["noise"]), tuple((int(n), int(us)) for n, us in body["verify_us"]),
+                tuple(int(tap) for tap in body.get("taps", ())), dict(body),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ContractError(f"/v1/model: {error!r}") from error
