@@ -2,6 +2,7 @@
  * test_sched_held.c - rounds that wait for the client's word: what it may say, what may run
  * meanwhile, and what becomes of the rows.
  */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,15 +15,23 @@
 
 /* A verify whose tree is the accepted chain 0, 1, 2 and a branch 3 (token 5), 4 (token 6) under
  * node 1; more members in `rest`. */
-static struct tv_call *hold(struct fixture *fixture, const struct client *client, const char *rest)
+static struct tv_call *hold_make(struct fixture *fixture, const struct client *client,
+                                 const char *rest)
 {
-    return ask(
+    return call_make(
         fixture, TV_CALL_VERIFY, client->id,
         "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%d,%d,%d,5,6],"
         "\"parents\":[-1,0,1,1,3]}%s}",
         client->seq, client->epoch, client->len, client->pending,
         tv_fixed_engine_token(fixture->engine, client->len + 1),
         tv_fixed_engine_token(fixture->engine, client->len + 2), rest);
+}
+
+static struct tv_call *hold(struct fixture *fixture, const struct client *client, const char *rest)
+{
+    struct tv_call *call = hold_make(fixture, client, rest);
+    call_start(fixture, call);
+    return call_wait(call);
 }
 
 static struct tv_call *commit(struct fixture *fixture, const struct client *client,
@@ -220,7 +229,7 @@ static void test_paths_that_are_none(void **state)
 static void test_what_may_run_meanwhile(void **state)
 {
     struct fixture *fixture = *state;
-    struct client client, ahead;
+    struct client client;
     client_open(fixture, &client, 20, "");
     call_free(hold(fixture, &client, ",\"commit\":\"hold\""));
     client.seq++;
@@ -235,15 +244,6 @@ static void test_what_may_run_meanwhile(void **state)
     expect(fixture, 409, TV_CALL_FORK, client.id, "{\"epoch\":\"%s\"}", client.epoch);
     expect(fixture, 200, TV_CALL_RENEW, client.id, "{\"lease_s\":60}");
     client_check(fixture, &client);
-    ahead = client;
-    client_advance(fixture, &ahead, 3);
-    call =
-        ask(fixture, TV_CALL_VERIFY, client.id,
-            "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":23,\"tree\":{\"tokens\":[%d],\"parents\":"
-            "[-1]},\"if\":{\"seq\":1,\"leaf\":2,\"pending\":%d}}",
-            client.epoch, ahead.pending, ahead.pending);
-    assert_refused(call, 409, "round-held");
-    call_free(call);
     expect(fixture, 200, TV_CALL_ROLLBACK, client.id,
            "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":20,\"len\":20}", client.epoch);
     client.seq++;
@@ -268,6 +268,135 @@ static struct tv_call *prev(struct fixture *fixture, const struct client *client
         "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%d],\"parents\":"
         "[-1]},\"commit_prev\":{\"seq\":%d,\"path\":[0,1,3],\"next\":%d}}",
         client->seq, client->epoch, client->len, client->pending, seq, next);
+}
+
+static void assert_ran(struct tv_call *call, int32_t len)
+{
+    assert_status(call, "committed");
+    assert_int_equal(reply_int(call, "committed_len"), len);
+    call_free(call);
+}
+
+/* A round of one node behind the held one, numbered `seq`, that guesses how that one ends. */
+static struct tv_call *guess(struct fixture *fixture, const struct client *client, int32_t seq,
+                             int32_t leaf, int32_t pending)
+{
+    struct tv_call *call =
+        call_make(fixture, TV_CALL_VERIFY, client->id,
+                  "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%d],"
+                  "\"parents\":[-1]},\"if\":{\"seq\":%d,\"leaf\":%d,\"pending\":%d}}",
+                  seq, client->epoch, client->len + leaf + 1, pending, seq - 1, leaf, pending);
+    call_start(fixture, call);
+    return call;
+}
+
+/* The same with every end that the proposal may have as an alternative. */
+static struct tv_call *guess_all(struct fixture *fixture, const struct client *client, int32_t seq)
+{
+    char ends[512] = "";
+    for (int32_t leaf = 0; leaf < 3; leaf++) {
+        int32_t pending = tv_fixed_engine_token(fixture->engine, client->len + leaf + 1);
+        size_t at = strlen(ends);
+        (void)snprintf(ends + at, sizeof ends - at,
+                       "%s{\"leaf\":%d,\"pending\":%d,\"tree\":{\"tokens\":[%d],\"parents\":[-1]}}",
+                       leaf > 0 ? "," : "", leaf, pending, pending);
+    }
+    struct tv_call *call =
+        call_make(fixture, TV_CALL_VERIFY, client->id,
+                  "{\"seq\":%d,\"epoch\":\"%s\",\"if\":{\"seq\":%d},\"alternatives\":[%s]}", seq,
+                  client->epoch, seq - 1, ends);
+    call_start(fixture, call);
+    return call;
+}
+
+static void assert_held(struct fixture *fixture, struct tv_call *call)
+{
+    assert_refused(call_wait(call), 409, "round-held");
+    assert_int_equal(reply_int(call, "session_state/held_seq"), 1);
+    assert_int_equal(reply_int(call, "session_state/next_seq"), 2);
+    assert_int_equal(reply_int(call, "session_state/committed_len"), 20);
+    call_free(call);
+    tv_sched_lock(fixture->sched);
+    assert_int_equal(fixture->sched->queue_count, 0); /* its place is free again */
+    assert_int_equal(fixture->sched->in_flight, 0);
+    tv_sched_unlock(fixture->sched);
+}
+
+/* Guess `which` of those that there are: the proposal itself, another leaf, another token, all. */
+#define GUESSES 4
+static struct tv_call *guess_of(struct fixture *fixture, const struct client *client, int32_t which)
+{
+    int32_t leaf = which == 1 ? 1 : 2;
+    int32_t pending = tv_fixed_engine_token(fixture->engine, client->len + leaf + 1);
+    return which == 3 ? guess_all(fixture, client, 2)
+                      : guess(fixture, client, 2, leaf, which == 2 ? pending + 1 : pending);
+}
+
+/* How a held round ends is the client's to say: no guess about it holds, whether it comes when the
+ * round is held or is staged behind it while it runs. Its number and its place are free after. */
+static void test_a_guess_about_a_held_round(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    char members[64];
+    for (int32_t which = 0; which < GUESSES; which++) {
+        client_open(fixture, &client, 20, "");
+        int64_t launches = tv_fixed_engine_launches(fixture->engine);
+        int64_t commits = tv_fixed_engine_commits(fixture->engine);
+        tv_fixed_engine_hold(fixture->engine, 1);
+        struct tv_call *held = hold_make(fixture, &client, ",\"commit\":\"hold\"");
+        call_start(fixture, held);
+        tv_fixed_engine_await_held(fixture->engine);
+        struct tv_call *staged = guess_of(fixture, &client, which);
+        assert_false(call_is_done(staged));
+        tv_fixed_engine_hold(fixture->engine, 0);
+        assert_status(call_wait(held), "held");
+        call_free(held);
+        assert_held(fixture, staged);
+        for (int32_t again = 0; again < 2; again++) { /* nothing was stored for the number */
+            assert_held(fixture, guess_of(fixture, &client, which));
+        }
+        client.seq++;
+        client_check(fixture, &client);
+        assert_int_equal(tv_fixed_engine_launches(fixture->engine), launches + 1);
+        assert_int_equal(tv_fixed_engine_commits(fixture->engine), commits);
+
+        if (which % 2 == 0) { /* the same number settles it: with a round, or alone */
+            client_branch(fixture, &client, 99);
+            assert_ran(prev(fixture, &client, 1, 99), 24);
+            client_advance(fixture, &client, 1);
+        } else {
+            (void)snprintf(members, sizeof members, "\"path\":[0,1,2],\"next\":%d",
+                           tv_fixed_engine_token(fixture->engine, 23));
+            assert_ran(commit(fixture, &client, members), 23);
+            client_advance(fixture, &client, 3);
+        }
+        client_check(fixture, &client);
+        struct tv_call *next = call_chain(fixture, &client, 4);
+        assert_ran(call_wait(next), client.len + 4);
+        client_advance(fixture, &client, 4);
+        client_check(fixture, &client);
+        expect(fixture, 204, TV_CALL_DELETE, client.id, NULL); /* the teardown counts contexts */
+    }
+}
+
+/* What settles a round does not guess about it: the decoder refuses both in one body. */
+static void test_commit_prev_goes_with_no_guess(void **state)
+{
+    static const char body[] =
+        "{\"seq\":2,\"epoch\":\"0123456789abcdef\",\"expected_len\":23,\"tree\":{\"tokens\":[4],"
+        "\"parents\":[-1]},\"if\":{\"seq\":1,\"leaf\":2,\"pending\":4},"
+        "\"commit_prev\":{\"seq\":1,\"path\":[0,1,2],\"next\":4}}";
+    struct fixture *fixture = *state;
+    struct tv_call *call = tv_call_create();
+    struct tv_problem problem = {0};
+    assert_int_equal(tv_request_decode(TV_CALL_VERIFY, body, strlen(body),
+                                       tv_sched_limits(fixture->sched), &call->request, &problem),
+                     -EINVAL);
+    assert_int_equal(problem.code, TV_WRONG_VALUE);
+    assert_string_equal(problem.pointer, "/if");
+    tv_problem_finish(&problem);
+    tv_call_destroy(call);
 }
 
 static void test_commit_prev(void **state)
@@ -358,6 +487,8 @@ int main(void)
         TEST(test_rule_client_proposes_nothing),
         TEST(test_paths_that_are_none),
         TEST(test_what_may_run_meanwhile),
+        TEST(test_a_guess_about_a_held_round),
+        TEST(test_commit_prev_goes_with_no_guess),
         TEST(test_commit_prev),
         TEST(test_commit_prev_of_a_round_that_fails),
         TEST(test_a_held_round_that_fails),

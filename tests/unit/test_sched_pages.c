@@ -357,6 +357,54 @@ static void real_tokens_are_drawn_again(void **state)
     assert_memory_equal(tokens, plain, sizeof plain);
 }
 
+static int64_t pages_free(const struct real *real)
+{
+    struct tv_cache_counts counts;
+    tv_cache_counts(real->engine.base.cache, &counts);
+    return counts.free;
+}
+
+/* A guess about a held round is refused without a page: none is taken, none of the held is lost.
+ * The teardown counts what is left. */
+static void a_refused_guess_takes_no_page(void **state)
+{
+    struct real *real = *state;
+    struct fixture *fixture = &real->fixture;
+    struct real_client client;
+    real_open(fixture, &client);
+    struct tv_call *call = ask(fixture, TV_CALL_STATE, client.id, NULL);
+    int32_t pending = (int32_t)reply_int(call, "pending");
+    call_free(call);
+    call = ask(fixture, TV_CALL_VERIFY, client.id,
+               "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":%d,\"commit\":\"hold\",\"tree\":"
+               "{\"tokens\":[%d,7],\"parents\":[-1,0]}}",
+               client.epoch, PROMPT, pending);
+    assert_reply(call, 200);
+    int32_t next = (int32_t)reply_int(call, "pending");
+    int32_t accepted[2], count = reply_ints(call, "accepted/nodes", accepted, 2);
+    call_free(call);
+    int64_t before = pages_free(real);
+    for (int32_t i = 0; i < 4; i++) { /* right, and wrong */
+        expect(
+            fixture, 409, TV_CALL_VERIFY, client.id,
+            "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%d],\"parents\":"
+            "[-1]},\"if\":{\"seq\":1,\"leaf\":%d,\"pending\":%d}}",
+            client.epoch, PROMPT + count, next + i, count - 1, next + i);
+        assert_int_equal(pages_free(real), before);
+    }
+    expect(fixture, 200, TV_CALL_VERIFY, client.id,
+           "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":%d,\"tree\":{\"tokens\":[%d],\"parents\":["
+           "-1]},"
+           "\"commit_prev\":{\"seq\":1,\"path\":[0],\"next\":%d}}",
+           client.epoch, PROMPT + 1, next, next);
+    assert_int_equal(pages_free(real), before); /* 132 rows, as before */
+    client.seq = 3;
+    client.len = PROMPT + 2;
+    int32_t tokens[4];
+    real_decode(fixture, &client, 4, tokens);
+    expect(fixture, 204, TV_CALL_DELETE, client.id, NULL);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
 int main(void)
@@ -369,6 +417,7 @@ int main(void)
         CASE(forks_are_refused),
         CASE(queued_forks_leave_nothing),
         cmocka_unit_test_setup_teardown(real_tokens_are_drawn_again, real_setup, real_teardown),
+        cmocka_unit_test_setup_teardown(a_refused_guess_takes_no_page, real_setup, real_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
