@@ -12,15 +12,17 @@
 
 #include "test_sched_fixture.h"
 
-/* The body of a chain of `count` nodes behind the state that `ahead` believes in. */
-static const char *guess_body(struct fixture *fixture, const struct client *ahead, int32_t count,
-                              int32_t leaf, int32_t pending, char *ret_body, size_t bytes)
+/* A verify of a chain of `count` nodes behind the state that `ahead` believes in, which guesses
+ * that the round before ends there, at `leaf`; not yet submitted. */
+static struct tv_call *guess_make(struct fixture *fixture, const struct client *ahead,
+                                  int32_t count, int32_t leaf)
 {
-    (void)client_chain(fixture, ahead, count, ret_body, bytes);
-    size_t at = strlen(ret_body) - 1; /* the last brace */
-    (void)snprintf(ret_body + at, bytes - at, ",\"if\":{\"seq\":%d,\"leaf\":%d,\"pending\":%d}}",
-                   ahead->seq - 1, leaf, pending);
-    return ret_body;
+    char body[2048];
+    (void)client_chain(fixture, ahead, count, body, sizeof body);
+    size_t at = strlen(body) - 1; /* the last brace */
+    (void)snprintf(body + at, sizeof body - at, ",\"if\":{\"seq\":%d,\"leaf\":%d,\"pending\":%d}}",
+                   ahead->seq - 1, leaf, ahead->pending);
+    return call_make(fixture, TV_CALL_VERIFY, ahead->id, "%s", body);
 }
 
 /* Submit a chain of three that guesses that the round before, a chain of `before` nodes, ends at
@@ -28,14 +30,26 @@ static const char *guess_body(struct fixture *fixture, const struct client *ahea
 static struct tv_call *guess(struct fixture *fixture, const struct client *client, int32_t before,
                              int32_t leaf, struct client *ret_ahead)
 {
-    char body[2048];
     *ret_ahead = *client;
     client_advance(fixture, ret_ahead, before);
-    struct tv_call *call =
-        call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
-                  guess_body(fixture, ret_ahead, 3, leaf, ret_ahead->pending, body, sizeof body));
+    struct tv_call *call = guess_make(fixture, ret_ahead, 3, leaf);
     call_start(fixture, call);
     return call;
+}
+
+/* A new session whose first round, a chain of four that is accepted whole, runs in the held engine,
+ * and the right guess about it, staged behind. */
+struct staged {
+    struct client client, ahead; /* before the first round, and after it */
+    struct tv_call *first, *second;
+};
+
+static void staged_open(struct fixture *fixture, const char *options, struct staged *ret_staged)
+{
+    client_open(fixture, &ret_staged->client, 20, options);
+    ret_staged->first = call_running(fixture, &ret_staged->client, 4);
+    ret_staged->second = guess(fixture, &ret_staged->client, 4, 3, &ret_staged->ahead);
+    assert_false(call_is_done(ret_staged->second));
 }
 
 static void assert_skipped(const struct tv_call *call, int32_t seq, int32_t outcome_seq)
@@ -62,25 +76,22 @@ static void client_skip(struct client *client)
 static void test_a_right_guess_runs(void **state)
 {
     struct fixture *fixture = *state;
-    struct client client, ahead;
-    client_open(fixture, &client, 20, "");
-    struct tv_call *first = call_running(fixture, &client, 4);
-    struct tv_call *second = guess(fixture, &client, 4, 3, &ahead);
-    assert_false(call_is_done(second));
-    struct tv_call *look = call_make(fixture, TV_CALL_ROUND, client.id, NULL);
+    struct staged on;
+    staged_open(fixture, "", &on);
+    struct tv_call *look = call_make(fixture, TV_CALL_ROUND, on.client.id, NULL);
     look->request.seq = 2;
     call_start(fixture, look);
     assert_reply(call_wait(look), 202);
     call_free(look);
-    call_release(fixture, first, 200);
-    assert_reply(call_wait(second), 200);
-    assert_int_equal(reply_int(second, "seq"), 2);
-    assert_int_equal(reply_int(second, "committed_len"), 27);
-    assert_false(reply_has(second, "alternative"));
-    assert_false(reply_has(second, "outcome"));
-    call_free(second);
-    client_advance(fixture, &ahead, 3);
-    client_check(fixture, &ahead);
+    call_release(fixture, on.first, 200);
+    assert_reply(call_wait(on.second), 200);
+    assert_int_equal(reply_int(on.second, "seq"), 2);
+    assert_int_equal(reply_int(on.second, "committed_len"), 27);
+    assert_false(reply_has(on.second, "alternative"));
+    assert_false(reply_has(on.second, "outcome"));
+    call_free(on.second);
+    client_advance(fixture, &on.ahead, 3);
+    client_check(fixture, &on.ahead);
     assert_int_equal(tv_fixed_engine_commits(fixture->engine), 2);
 }
 
@@ -88,7 +99,6 @@ static void test_a_wrong_guess_is_skipped(void **state)
 {
     struct fixture *fixture = *state;
     struct client client, ahead;
-    char body[2048];
     for (int32_t by_pending = 0; by_pending < 2; by_pending++) {
         client_open(fixture, &client, 20, "");
         int64_t launches = tv_fixed_engine_launches(fixture->engine);
@@ -97,8 +107,7 @@ static void test_a_wrong_guess_is_skipped(void **state)
             ahead = client;
             client_advance(fixture, &ahead, 4);
             ahead.pending = (ahead.pending + 1) % 307;
-            second = call_make(fixture, TV_CALL_VERIFY, client.id, "%s",
-                               guess_body(fixture, &ahead, 1, 3, ahead.pending, body, sizeof body));
+            second = guess_make(fixture, &ahead, 1, 3);
             call_start(fixture, second);
         } else {
             second = guess(fixture, &client, 4, 2, &ahead);
@@ -225,33 +234,33 @@ static void test_behind_a_dropped_round(void **state)
 static void test_what_is_refused_meanwhile(void **state)
 {
     struct fixture *fixture = *state;
-    struct client client, ahead;
-    client_open(fixture, &client, 20, "");
-    struct tv_call *first = call_running(fixture, &client, 4);
-    struct tv_call *second = guess(fixture, &client, 4, 3, &ahead), *call;
+    struct staged on;
+    staged_open(fixture, "", &on);
+    struct tv_call *call;
     for (int32_t seq = 2; seq < 5; seq++) {
-        call = ask(fixture, TV_CALL_EXTEND, client.id,
+        call = ask(fixture, TV_CALL_EXTEND, on.client.id,
                    "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":24,\"tokens\":[1]}", seq,
-                   client.epoch);
+                   on.client.epoch);
         assert_refused(call, 409, seq == 2 ? "session-busy" : "seq-gap");
         call_free(call);
-        call = ask(fixture, TV_CALL_DECODE, client.id,
+        call = ask(fixture, TV_CALL_DECODE, on.client.id,
                    "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":24,\"max_tokens\":1}", seq,
-                   client.epoch);
+                   on.client.epoch);
         assert_refused(call, 409, seq == 2 ? "session-busy" : "seq-gap");
         call_free(call);
     }
-    call = guess(fixture, &client, 4, 2, &ahead);
+    call = guess(fixture, &on.client, 4, 2, &on.ahead);
     assert_refused(call_wait(call), 422, "seq-reused");
     call_free(call);
-    client_advance(fixture, &client, 4);
-    call = guess(fixture, &client, 3, 2, &ahead); /* seq 3: more than max_pipeline under way */
+    client_advance(fixture, &on.client, 4);
+    call =
+        guess(fixture, &on.client, 3, 2, &on.ahead); /* seq 3: more than max_pipeline under way */
     assert_refused(call_wait(call), 409, "seq-gap");
     call_free(call);
-    call_release(fixture, first, 200);
-    call_release(fixture, second, 200);
-    client_advance(fixture, &client, 3);
-    client_check(fixture, &client);
+    call_release(fixture, on.first, 200);
+    call_release(fixture, on.second, 200);
+    client_advance(fixture, &on.client, 3);
+    client_check(fixture, &on.client);
 }
 
 /* An unconditional round is not queued behind another. */
@@ -273,48 +282,45 @@ static void test_only_a_guess_may_be_early(void **state)
 static void test_a_retry_joins_the_staged_round(void **state)
 {
     struct fixture *fixture = *state;
-    struct client client, ahead;
-    client_open(fixture, &client, 20, "");
-    struct tv_call *first = call_running(fixture, &client, 4);
-    struct tv_call *second = guess(fixture, &client, 4, 3, &ahead);
-    struct tv_call *twin = guess(fixture, &client, 4, 3, &ahead);
-    struct tv_call *watcher = call_make(fixture, TV_CALL_ROUND, client.id, NULL);
+    struct staged on;
+    staged_open(fixture, "", &on);
+    struct tv_call *twin = guess(fixture, &on.client, 4, 3, &on.ahead);
+    struct tv_call *watcher = call_make(fixture, TV_CALL_ROUND, on.client.id, NULL);
     watcher->request.seq = 2;
     watcher->request.wait_ms = 60000;
     call_start(fixture, watcher);
-    tv_sched_cancel(fixture->sched, second); /* the other one still wants it */
-    assert_refused(call_wait(second), 504, "deadline");
-    call_free(second);
+    tv_sched_cancel(fixture->sched, on.second); /* the other one still wants it */
+    assert_refused(call_wait(on.second), 504, "deadline");
+    call_free(on.second);
     assert_false(call_is_done(twin));
-    call_release(fixture, first, 200);
+    call_release(fixture, on.first, 200);
     assert_reply(call_wait(twin), 200);
     assert_reply(call_wait(watcher), 200);
     assert_int_equal(reply_int(twin, "seq"), 2);
     assert_int_equal(reply_int(watcher, "seq"), 2);
     call_free(twin);
     call_free(watcher);
-    client_advance(fixture, &ahead, 3);
-    client_check(fixture, &ahead);
+    client_advance(fixture, &on.ahead, 3);
+    client_check(fixture, &on.ahead);
 }
 
 static void test_the_client_of_a_staged_round_goes(void **state)
 {
     struct fixture *fixture = *state;
-    struct client client, ahead;
-    client_open(fixture, &client, 20, "");
-    struct tv_call *first = call_running(fixture, &client, 4);
-    struct tv_call *second = guess(fixture, &client, 4, 3, &ahead);
-    tv_sched_cancel(fixture->sched, second);
-    assert_refused(call_wait(second), 504, "deadline");
-    call_free(second);
-    second = guess(fixture, &client, 4, 2, &ahead); /* its number is free for another body */
-    call_release(fixture, first, 200);
-    assert_skipped(call_wait(second), 2, 1);
-    call_free(second);
+    struct staged on;
+    staged_open(fixture, "", &on);
+    tv_sched_cancel(fixture->sched, on.second);
+    assert_refused(call_wait(on.second), 504, "deadline");
+    call_free(on.second);
+    on.second =
+        guess(fixture, &on.client, 4, 2, &on.ahead); /* its number is free for another body */
+    call_release(fixture, on.first, 200);
+    assert_skipped(call_wait(on.second), 2, 1);
+    call_free(on.second);
     assert_int_equal(tv_sched_in_flight(fixture->sched), 0);
-    client_advance(fixture, &client, 4);
-    client_skip(&client);
-    client_check(fixture, &client);
+    client_advance(fixture, &on.client, 4);
+    client_skip(&on.client);
+    client_check(fixture, &on.client);
 }
 
 static void test_a_staged_round_has_a_deadline(void **state)
@@ -325,10 +331,7 @@ static void test_a_staged_round_has_a_deadline(void **state)
     struct tv_call *first = call_running(fixture, &client, 4);
     ahead = client;
     client_advance(fixture, &ahead, 4);
-    char body[2048];
-    struct tv_call *second =
-        call_make(fixture, TV_CALL_VERIFY, client.id, "%s",
-                  guess_body(fixture, &ahead, 3, 3, ahead.pending, body, sizeof body));
+    struct tv_call *second = guess_make(fixture, &ahead, 3, 3);
     second->request.deadline_ms = 1;
     second->received_us -= 10000; /* it is over already */
     call_start(fixture, second);
@@ -341,37 +344,33 @@ static void test_a_staged_round_has_a_deadline(void **state)
 static void test_delete_ends_a_staged_round(void **state)
 {
     struct fixture *fixture = *state;
-    struct client client, ahead;
-    client_open(fixture, &client, 20, "");
-    struct tv_call *first = call_running(fixture, &client, 4);
-    struct tv_call *second = guess(fixture, &client, 4, 3, &ahead);
-    expect(fixture, 204, TV_CALL_DELETE, client.id, NULL);
-    assert_refused(call_wait(second), 404, "session-not-found");
-    call_free(second);
-    call_release(fixture, first, 200); /* it was under way */
-    expect(fixture, 404, TV_CALL_STATE, client.id, NULL);
+    struct staged on;
+    staged_open(fixture, "", &on);
+    expect(fixture, 204, TV_CALL_DELETE, on.client.id, NULL);
+    assert_refused(call_wait(on.second), 404, "session-not-found");
+    call_free(on.second);
+    call_release(fixture, on.first, 200); /* it was under way */
+    expect(fixture, 404, TV_CALL_STATE, on.client.id, NULL);
 }
 
 static void test_a_stop_ends_a_staged_round(void **state)
 {
     struct fixture fixture;
-    struct client client, ahead;
+    struct staged on;
     (void)state;
     fixture_start(&fixture);
-    client_open(&fixture, &client, 20, "");
-    struct tv_call *first = call_running(&fixture, &client, 4);
-    struct tv_call *second = guess(&fixture, &client, 4, 3, &ahead);
+    staged_open(&fixture, "", &on);
     tv_sched_drain(fixture.sched, 1, 1);
-    assert_false(call_is_done(second)); /* it was taken before */
-    client_advance(&fixture, &client, 4);
-    struct tv_call *third = guess(&fixture, &client, 3, 2, &ahead);
+    assert_false(call_is_done(on.second)); /* it was taken before */
+    client_advance(&fixture, &on.client, 4);
+    struct tv_call *third = guess(&fixture, &on.client, 3, 2, &on.ahead);
     assert_refused(call_wait(third), 409, "seq-gap");
     call_free(third);
-    call_release(&fixture, first, 200);
-    call_release(&fixture, second, 200);
-    client_advance(&fixture, &client, 3);
-    client_check(&fixture, &client);
-    third = guess(&fixture, &client, 1, 0, &ahead); /* round 3 is to come */
+    call_release(&fixture, on.first, 200);
+    call_release(&fixture, on.second, 200);
+    client_advance(&fixture, &on.client, 3);
+    client_check(&fixture, &on.client);
+    third = guess(&fixture, &on.client, 1, 0, &on.ahead); /* round 3 is to come */
     assert_refused(call_wait(third), 409, "seq-gap");
     call_free(third);
     fixture_stop(&fixture);
@@ -382,15 +381,12 @@ static void test_beliefs_are_checked_when_the_guess_held(void **state)
 {
     struct fixture *fixture = *state;
     struct client client, ahead;
-    char body[2048];
     client_open(fixture, &client, 20, "");
     struct tv_call *first = call_running(fixture, &client, 4);
     ahead = client;
     client_advance(fixture, &ahead, 4);
     ahead.len += 2;
-    struct tv_call *second =
-        call_make(fixture, TV_CALL_VERIFY, client.id, "%s",
-                  guess_body(fixture, &ahead, 1, 3, ahead.pending, body, sizeof body));
+    struct tv_call *second = guess_make(fixture, &ahead, 1, 3);
     call_start(fixture, second);
     call_release(fixture, first, 200);
     assert_refused(call_wait(second), 409, "length-mismatch");
@@ -404,15 +400,13 @@ static void test_beliefs_are_checked_when_the_guess_held(void **state)
 static void test_behind_the_last_round(void **state)
 {
     struct fixture *fixture = *state;
-    struct client client, ahead;
-    client_open(fixture, &client, 20, ",\"stop\":{\"max_len\":25}");
-    struct tv_call *first = call_running(fixture, &client, 4);
-    struct tv_call *second = guess(fixture, &client, 4, 3, &ahead);
-    call_release(fixture, first, 200);
-    assert_refused(call_wait(second), 409, "session-finished");
-    assert_int_equal(reply_int(second, "session_state/committed_len"), 24);
-    call_free(second);
-    client_check(fixture, &ahead);
+    struct staged on;
+    staged_open(fixture, ",\"stop\":{\"max_len\":25}", &on);
+    call_release(fixture, on.first, 200);
+    assert_refused(call_wait(on.second), 409, "session-finished");
+    assert_int_equal(reply_int(on.second, "session_state/committed_len"), 24);
+    call_free(on.second);
+    client_check(fixture, &on.ahead);
 }
 
 /* A round without a tree ends at no node. */
