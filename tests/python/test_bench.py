@@ -47,7 +47,7 @@ class SyntheticTest(unittest.TestCase):
 class BenchTest(DaemonTest):
     def bench(self, *options, code=0):
         command = [sys.executable, "-m", "treeverify", "bench", "--url", url_of(self.daemon), *options]
-        got = subprocess.run(command, capture_output=True, env=PACKAGE_ENV, text=True, timeout=170)
+        got = subprocess.run(command, capture_output=True, env=PACKAGE_ENV, text=True, timeout=600)
         self.assertEqual(got.returncode, code, f"{options}: {got.stdout} {got.stderr}")
         return got.stdout
 

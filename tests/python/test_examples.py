@@ -13,12 +13,13 @@ import treeverify as tv
 
 PLANTED = os.environ.get("TREEVERIFYD_PLANTED", "")
 EXAMPLES = os.path.join(ROOT, "clients", "python", "examples")
+COUNT = 30 if SCALE >= 1 else 8
 
 
 class ExamplesTest(DaemonTest):
     def run_example(self, name, *arguments, url=None, stdin="", code=0):
         command = [sys.executable, os.path.join(EXAMPLES, name), "--url", url or url_of(self.daemon), *arguments]
-        got = subprocess.run(command, input=stdin, capture_output=True, env=PACKAGE_ENV, text=True, timeout=170)
+        got = subprocess.run(command, input=stdin, capture_output=True, env=PACKAGE_ENV, text=True, timeout=600)
         self.assertEqual(got.returncode, code, f"{command}: {got.stdout} {got.stderr}")
         return got.stdout
 
@@ -26,11 +27,11 @@ class ExamplesTest(DaemonTest):
         """Answers are what the model says behind the whole conversation; later turns know what earlier ones computed."""
         turns = [f"And the LORD spake unto Moses, saying, {word} thou this unto the children of Israel;"
                  for word in ("Speak", "Say")]
-        lines = self.run_example("chat.py", "--tokens", "30", stdin="\n".join(turns) + "\n").split("\n")
+        lines = self.run_example("chat.py", "--tokens", str(COUNT), stdin="\n".join(turns) + "\n").split("\n")
         history, known = [], []
         for turn, answer, counts in zip(turns, lines[0::2], lines[1::2]):
             history += list(turn.encode()) + [10]
-            said = self.plain(history, 30)
+            said = self.plain(history, COUNT)
             said = said[: said.index(10)] if 10 in said else said
             self.assertEqual(answer, bytes(said).decode())
             words = counts.split()
@@ -41,7 +42,7 @@ class ExamplesTest(DaemonTest):
         self.assertGreaterEqual(known[1], 64)
 
     def test_far(self):
-        count = 60 if SCALE >= 1 else 16
+        count = 2 * COUNT
         said = self.run_example("far.py", "--store", STORE, "--tokens", str(count))
         self.assertIn(bytes(self.plain(list(b"Ge1:1 In the beginning God"), count)).decode(), said)
         self.assertRegex(said, r"one round at a time: \d+ tokens/s; sent ahead: \d+ tokens/s")
