@@ -158,11 +158,15 @@ static int open_cache(const struct tv_config *config, struct tv_kernels *kernels
     int64_t pages = config->pages > 0 ? config->pages
                                       : pages_default(config, kernels, model, memory, per_sequence);
     if (pages < least) {
+        struct tv_device_memory now = *memory;
         char parts[300];
-        tv_device_memory_text(memory, parts, sizeof parts);
+        now.pooled = now.ready = now.loaded; /* nothing is taken behind the model */
+        tv_device_memory_text(&now, parts, sizeof parts);
         (void)snprintf(error, error_bytes,
-                       "the device has room for %lld KV pages, %lld are needed; %s",
-                       (long long)pages, (long long)least, parts);
+                       "the device has room for %lld KV pages, %lld are needed (device_reserve is "
+                       "%lld MiB, recorded passes may take %zu); %s",
+                       (long long)pages, (long long)least, (long long)config->device_reserve >> 20,
+                       engine_bytes(kernels, model) >> 20, parts);
         return TV_EXIT_NO_MEMORY;
     }
     static const enum tv_cache_prefix prefixes[] = {
@@ -230,7 +234,6 @@ static void memory_log(const struct tv_engine *engine, struct tv_device_memory *
     if (memory->total == 0) {
         return;
     }
-    memory->weights = (size_t)tv_model_bytes(engine->model);
     memory->pages = (size_t)params->pages * (size_t)params->page_size * (size_t)params->row_dim *
                     tv_dtype_size(params->dtype) * (size_t)params->layers;
     tv_device_memory_text(memory, text, sizeof text);
@@ -253,6 +256,7 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_e
     }
     if (code == TV_EXIT_DRAINED) {
         memory_look(kernels, &memory, &memory.loaded);
+        memory.weights = (size_t)tv_model_bytes(model);
         code = open_cache(config, kernels, model, &memory, &cache, error, error_bytes);
     }
     if (code == TV_EXIT_DRAINED) {

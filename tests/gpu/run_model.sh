@@ -55,7 +55,7 @@ step bench_model "$build/tests/bench/bench_model" "$models/kjv-mla-8m" 1 512 cud
 cat "$out/bench.log" "$out/bench_model.log"
 if [ -n "${TV_BENCH_LAYERS:-}" ]; then
     step make_checkpoint python3 "$source/tests/bench/make_checkpoint.py" \
-        "$source/tests/bench/configs/moonlight-16b-a3b.json" "$out/moonlight" --layers "$TV_BENCH_LAYERS"
+        "$source/tests/bench/configs/moonlight-16b-a3b/config.json" "$out/moonlight" --layers "$TV_BENCH_LAYERS"
     step bench_moonlight "$build/tests/bench/bench_model" "$out/moonlight" 1 2048 cuda
     rm -rf "$out/moonlight"
     cat "$out/bench_moonlight.log"

@@ -18,6 +18,9 @@ extern const char *const tv_plant_names[];
  * fault of that name. */
 int tv_plant(struct tv_kernels *kernels, const char *name);
 
+/* planted_device.c: the host's memory as a device's. */
+void tv_plant_device(struct tv_kernels *kernels);
+
 /* planted_model.c: 1: TV_PLANT's fault of that name is in what model/ derives from the file. */
 int tv_planted_in_model(const char *name);
 

@@ -1,0 +1,45 @@
+#!/bin/sh
+# Everything that session.sh runs, in one archive that needs neither packages nor a network: programs of a build with
+# their libraries, and the Python packages of the tests' contract check.
+#
+# usage: pack.sh BUILD_FOLDER ARCHIVE (.tar.xz)
+# Programs lie where a build has them, each behind a line of shell that names the libraries; the target needs the same
+# processor, a C library no older than this machine's, and python3 with numpy and yaml.
+set -eu
+PATH="/usr/bin:/bin:$PATH" # the system's Python has packages that any other version can read
+
+build=$(realpath -- "$1")
+mkdir -p "$(dirname -- "$2")"
+archive=$(realpath -- "$2")
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+python=$(python3 -c 'import jsonschema, os; print(os.path.dirname(os.path.dirname(jsonschema.__file__)))')
+mkdir -p "$out/bin" "$out/lib" "$out/python" "$out/kernels/cuda"
+
+for program in daemon/treeverifyd clients/cli/treeverify tests/check/checkkern tests/kdtr/test_verify_attn \
+    tests/bench/bench_model; do
+    name=$(basename "$program")
+    cp -- "$build/$program" "$out/bin/$name"
+    strip -- "$out/bin/$name"
+    mkdir -p "$out/$(dirname "$program")"
+    up=$(dirname "$program" | sed 's,[^/][^/]*,..,g')
+    {
+        echo '#!/bin/sh'
+        echo "here=\$(cd -- \"\$(dirname -- \"\$0\")/$up\" && pwd)"
+        echo "LD_LIBRARY_PATH=\$here/lib exec \"\$here/bin/$name\" \"\$@\""
+    } > "$out/$program"
+    chmod +x "$out/$program"
+    # all but the C library's own, which must be the target's
+    ldd "$out/bin/$name" | awk '$3 ~ "^/" { print $3 }' |
+        grep -v -E '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' |
+        while read -r library; do cp -L -- "$library" "$out/lib/"; done
+done
+if [ -e "$build/kernels/cuda/libtreeverify-cuda.so" ]; then
+    cp -L -- "$build/kernels/cuda/libtreeverify-cuda.so" "$out/kernels/cuda/libtreeverify-cuda.so"
+fi
+for package in jsonschema attr attrs pyrsistent _pyrsistent_version.py; do
+    [ ! -e "$python/$package" ] || cp -r -- "$python/$package" "$out/python/"
+done
+find "$out/python" -name '*.so' -o -name __pycache__ | xargs rm -rf
+XZ_OPT=-T0 tar -C "$out" -cJf "$archive" .
+ls -l "$archive"

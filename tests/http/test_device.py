@@ -1,0 +1,87 @@
+"""F25: what a start makes of a device's memory, and that a daemon takes none of it once it is ready.
+
+The device is the host's memory told as one of so many MiB (tests/support/planted_device.c).
+"""
+
+import os
+import re
+import subprocess
+import unittest
+
+import harness
+from harness import Caller, FixedDaemon, round_body, verify_path
+
+PLANTED = os.environ.get("TREEVERIFYD_PLANTED", "")
+MODEL = os.environ.get("TV_MODEL_DIR", "")
+MIB = 1 << 20
+PAGE_BYTES = 64 * 576 * 4 * 4  # rows, values, bytes, layers
+PARTS = re.compile(r"of (\d+) MiB: contexts and others (\d+), weights (\d+), scratch (\d+), pages (\d+), graphs (\d+), reserve (\d+)")
+
+
+def planted(*options, mib=256):
+    harness.PROGRAM = PLANTED
+    daemon = FixedDaemon("--threads", "1", *options, env={"TV_PLANT": "device", "TV_PLANT_MIB": str(mib)})
+    daemon.model = MODEL
+    return daemon
+
+
+class DeviceTest(unittest.TestCase):
+    def start(self, *options):
+        """Pages, and the parts of the table in MiB."""
+        with planted(*options) as daemon:
+            caller = Caller(daemon)
+            model = caller.call("GET", "/v1/model").json
+            caller.close()
+            log = daemon.text()
+        self.assertIn("compute capability 9.0, driver for CUDA 13.0, toolkit 13.0, images sm_90 compute_120, running sm_90", log)
+        found = PARTS.search(log)
+        self.assertIsNotNone(found, log)
+        return model["pages"]["total"], [int(number) for number in found.groups()]
+
+    def test_pages_take_what_is_left(self):
+        pages, (total, _, _, _, pool, _, reserve) = self.start("--device-reserve", str(64 * MIB))
+        self.assertEqual(total, 256)
+        self.assertLessEqual(abs(pool - pages * PAGE_BYTES // MIB), 1)
+        self.assertIn(reserve, range(60, 65))  # less what the engine takes behind the pool
+        self.assertGreater(pool, 100)
+        half, (_, _, _, _, half_pool, _, _) = self.start("--device-reserve", str(64 * MIB), "--pages-share", "0.5")
+        self.assertLessEqual(abs(2 * half - pages), 2)
+        self.assertLessEqual(abs(2 * half_pool - pool), 2)
+        said, (_, _, _, _, said_pool, _, _) = self.start("--pages", "100")
+        self.assertEqual((said, said_pool), (100, 100 * PAGE_BYTES // MIB))
+
+    def test_too_little_is_said_with_the_table(self):
+        for mib, word in ((90, r"room for 0 KV pages, 2 are needed .*weights 17"), (8, "no memory for it; 8 of")):
+            with self.subTest(mib=mib):
+                env = dict(os.environ, TV_PLANT="device", TV_PLANT_MIB=str(mib))
+                command = [PLANTED, "--model", MODEL, "--threads", "1", "--listen", "127.0.0.1:0"]
+                ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual(ended.returncode, 71, ended.stderr)
+                self.assertRegex(ended.stderr, word)
+
+    def test_nothing_is_taken_once_ready(self):
+        """Rounds of every shape, forks, rollbacks, oracles, prompts in slices and a self-test."""
+        with planted("--pages", "100", "--page-size", "16", "--shadow", "all") as daemon:
+            caller = Caller(daemon)
+            state = caller.session(tokens=list(range(200)))
+            for nodes in (1, 2, 7, 33):
+                drafts = [(state["pending"] + i) % 250 for i in range(1, nodes)]
+                want = {"top_k": 3, "logits": {"rows": "all", "dtype": "f32"}, "shadow": True}
+                answer = caller.call("POST", verify_path(state), round_body(state, drafts, [0] * (nodes - 1), want=want))
+                self.assertEqual(answer.status, 200, answer.body)
+                state.update(answer.json)
+            path = f"/v1/sessions/{state['session']}"
+            fork = caller.call("POST", f"{path}/fork", {"epoch": state["epoch"]})
+            self.assertEqual(fork.status, 201, fork.body)
+            child = fork.json
+            answer = caller.call("POST", verify_path(child), round_body(child, [1, 2], [0, 0]))  # copies the last page
+            self.assertEqual(answer.status, 200, answer.body)
+            body = {"seq": state["next_seq"], "epoch": state["epoch"], "expected_len": state["committed_len"], "len": 150}
+            self.assertEqual(caller.call("POST", f"{path}/rollback", body).status, 200)
+            self.assertEqual(caller.call("GET", "/readyz?deep=1").status, 200)
+            self.assertEqual(caller.call("GET", "/v1/model").json["device_allocations"], 0)
+            caller.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
