@@ -254,6 +254,12 @@ static void write_build(struct tv_sched *sched, struct tv_stats_text *text)
                         "Memory taken at the start, by what it is for.");
         tv_stats_sample(text, &part, 1, (double)facts.kv_bytes);
     }
+    gauge(text, "treeverify_synthetic_weights", "1: the weights are made up, for measurements.",
+          (facts.synthetic & TV_SYNTHETIC_WEIGHTS) != 0);
+    if (facts.device_allocations >= 0) {
+        counter(text, "treeverify_device_allocations_total",
+                "Memory taken on a device since the start was done.", facts.device_allocations);
+    }
 }
 
 void tv_sched_answer_metrics(struct tv_sched *sched, struct tv_call *call)

@@ -80,6 +80,8 @@ class DeviceTest(unittest.TestCase):
             self.assertEqual(caller.call("POST", f"{path}/rollback", body).status, 200)
             self.assertEqual(caller.call("GET", "/readyz?deep=1").status, 200)
             self.assertEqual(caller.call("GET", "/v1/model").json["device_allocations"], 0)
+            metrics = caller.call("GET", "/metrics").body.decode()
+            self.assertIn("\ntreeverify_device_allocations_total 0\n", metrics)
             caller.close()
 
 

@@ -52,6 +52,8 @@ class SyntheticTest(unittest.TestCase):
             model = caller.call("GET", "/v1/model").json
             given, text = answers(caller)
             log = daemon.text()
+            metrics = caller.call("GET", "/metrics").body.decode()
+            self.assertIn(f"\ntreeverify_synthetic_weights {0 if model['synthetic'] is None else 1}\n", metrics)
             caller.close()
         return model, given, text, log
 
