@@ -47,8 +47,6 @@ class DeviceTest(unittest.TestCase):
         half, (_, _, _, _, half_pool, _, _) = self.start("--device-reserve", str(64 * MIB), "--pages-share", "0.5")
         self.assertLessEqual(abs(2 * half - pages), 2)
         self.assertLessEqual(abs(2 * half_pool - pool), 2)
-        said, (_, _, _, _, said_pool, _, _) = self.start("--pages", "100")
-        self.assertEqual((said, said_pool), (100, 100 * PAGE_BYTES // MIB))
 
     def test_too_little_is_said_with_the_table(self):
         for mib, word in ((90, r"room for 0 KV pages, 2 are needed .*weights 17"), (8, "no memory for it; 8 of")):
@@ -63,8 +61,8 @@ class DeviceTest(unittest.TestCase):
         """Rounds of every shape, forks, rollbacks, oracles, prompts in slices and a self-test."""
         with planted("--pages", "100", "--page-size", "16", "--shadow", "all") as daemon:
             caller = Caller(daemon)
-            state = caller.session(tokens=list(range(200)))
-            for nodes in (1, 2, 7, 33):
+            state = caller.session(tokens=list(range(60)))
+            for nodes in (1, 2, 9):
                 drafts = [(state["pending"] + i) % 250 for i in range(1, nodes)]
                 want = {"top_k": 3, "logits": {"rows": "all", "dtype": "f32"}, "shadow": True}
                 answer = caller.call("POST", verify_path(state), round_body(state, drafts, [0] * (nodes - 1), want=want))
@@ -76,7 +74,7 @@ class DeviceTest(unittest.TestCase):
             child = fork.json
             answer = caller.call("POST", verify_path(child), round_body(child, [1, 2], [0, 0]))  # copies the last page
             self.assertEqual(answer.status, 200, answer.body)
-            body = {"seq": state["next_seq"], "epoch": state["epoch"], "expected_len": state["committed_len"], "len": 150}
+            body = {"seq": state["next_seq"], "epoch": state["epoch"], "expected_len": state["committed_len"], "len": 50}
             self.assertEqual(caller.call("POST", f"{path}/rollback", body).status, 200)
             self.assertEqual(caller.call("GET", "/readyz?deep=1").status, 200)
             self.assertEqual(caller.call("GET", "/v1/model").json["device_allocations"], 0)
