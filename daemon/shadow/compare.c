@@ -2,7 +2,7 @@
  * compare.c - a fast result against the path oracle: logits, walk and KV rows.
  *
  * Owns the comparison's temporary memory. Refuses to call a difference a near tie unless the gap of
- * the two best logits is below the checkpoint's noise.
+ * the two best logits, or of a router's choice behind them, is below the checkpoint's noise.
  */
 #include <errno.h>
 #include <math.h>
@@ -28,20 +28,30 @@ static int32_t argmax(const float *row, int32_t vocab, float *ret_gap)
     return best;
 }
 
-/* Logits and argmax of every node. Returns 0 when an argmax differs beyond the noise. */
+/* Logits and argmax of every node. Returns 0 when an argmax differs beyond the noise. A node whose
+ * experts are undecided and that is not the oracle's has the fast path's logits from here on: the
+ * walk is judged by them. */
 static int logits_compare(const struct tv_parity_case *parity_case, int32_t vocab,
-                          const float *oracle, struct tv_parity_report *report)
+                          const struct tv_rows_check *check, float *oracle,
+                          struct tv_parity_report *report)
 {
     int explained = 1;
     for (int32_t node = 0; node < parity_case->tree->count; node++) {
         const float *fast = parity_case->logits + (size_t)node * (size_t)vocab;
-        const float *slow = oracle + (size_t)node * (size_t)vocab;
+        float *slow = oracle + (size_t)node * (size_t)vocab;
         float gap = 0.0f, fast_gap = 0.0f;
+        double largest = 0.0;
         for (int32_t t = 0; t < vocab; t++) {
             double delta = fabs((double)fast[t] - (double)slow[t]);
-            delta = isfinite(delta) ? delta : 1e300;
-            report->logit_max_abs = fmax(report->logit_max_abs, delta);
+            largest = fmax(largest, isfinite(delta) ? delta : 1e300);
         }
+        if (largest > report->bound_logit_abs && largest < 1e300 &&
+            tv_shadow_row_undecided(check, check->rows->row_of[node])) {
+            memcpy(slow, fast, (size_t)vocab * sizeof *slow);
+            report->near_ties++;
+            continue;
+        }
+        report->logit_max_abs = fmax(report->logit_max_abs, largest);
         if (argmax(slow, vocab, &gap) == argmax(fast, vocab, &fast_gap)) {
             report->argmax_equal++;
         } else if ((double)gap < parity_case->noise) {
@@ -77,17 +87,18 @@ static int moved_wrong(const struct tv_parity_case *parity_case)
 }
 
 /* Logits and walk; the rows were compared during the pass. */
-static int report_fill(int32_t vocab, const struct tv_parity_case *parity_case, const float *oracle,
+static int report_fill(int32_t vocab, const struct tv_parity_case *parity_case,
+                       const struct tv_rows_check *check, float *oracle,
                        struct tv_parity_report *report, enum tv_shadow_verdict *ret_verdict)
 {
     struct oracle_rows context = {.logits = oracle, .vocab = (size_t)vocab};
     struct tv_shadow_redraw redraw = {0};
+    int explained = logits_compare(parity_case, vocab, check, oracle, report);
     int rc = tv_shadow_redraw(vocab, parity_case, oracle_row, &context, &redraw);
     if (rc != 0) {
         return rc;
     }
     report->path_rows = parity_case->tree->count;
-    int explained = logits_compare(parity_case, vocab, oracle, report);
     report->accepted_equal = redraw.accepted_equal;
     report->pending_equal = redraw.pending_equal;
     int walk_equal = redraw.accepted_equal && redraw.pending_equal;
@@ -125,6 +136,7 @@ static int compare(struct tv_shadow *shadow, const struct tv_parity_case *parity
                                   .rows = &rows,
                                   .attention = rounded && apart,
                                   .v_dim = source.config->v_dim,
+                                  .tie = rounded ? 0.0 : judged.noise / TV_SHADOW_LOGIT_STD,
                                   .equal = 1};
     struct tv_path_watch watch = tv_shadow_rows_watch(&check);
     if (rc == 0) {
@@ -138,7 +150,7 @@ static int compare(struct tv_shadow *shadow, const struct tv_parity_case *parity
         if (rounded) { /* the checkpoint's noise has the roundings in it that were taken over */
             judged.noise = fmin(judged.noise, 2.0 * report->bound_logit_abs);
         }
-        rc = report_fill(source.config->vocab, &judged, oracle, report, ret_verdict);
+        rc = report_fill(source.config->vocab, &judged, &check, oracle, report, ret_verdict);
     }
     tv_path_rows_finish(&rows);
     free(oracle);

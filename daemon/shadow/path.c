@@ -81,11 +81,12 @@ int tv_path_rows_init(struct tv_path_rows *rows, const int32_t *prefix, int32_t 
     rows->starts = malloc((size_t)count * sizeof *rows->starts);
     rows->slots = malloc((size_t)count * sizeof *rows->slots);
     rows->margins = malloc((size_t)count * sizeof *rows->margins);
+    rows->ties = malloc((size_t)count * sizeof *rows->ties);
     rows->moved = calloc((size_t)prefix_len + 1, sizeof *rows->moved);
     rows->row_of = malloc((size_t)tree->count * sizeof *rows->row_of);
     if (rows->tokens == NULL || rows->positions == NULL || rows->starts == NULL ||
         rows->slots == NULL || rows->row_of == NULL || rows->margins == NULL ||
-        rows->moved == NULL) {
+        rows->ties == NULL || rows->moved == NULL) {
         tv_path_rows_finish(rows);
         return -ENOMEM;
     }
@@ -116,6 +117,7 @@ void tv_path_rows_finish(struct tv_path_rows *rows)
     free(rows->slots);
     free(rows->row_of);
     free(rows->margins);
+    free(rows->ties);
     free(rows->moved);
     memset(rows, 0, sizeof *rows);
 }
@@ -462,7 +464,7 @@ int tv_path_forward(const struct tv_path_source *source, const struct tv_path_ro
     float *logits = floats(wanted_count, source->config->vocab);
     int rc = logits == NULL ? -ENOMEM : pass_take(&pass);
     for (int32_t r = 0; r < rows->count; r++) {
-        rows->margins[r] = INFINITY;
+        rows->margins[r] = rows->ties[r] = INFINITY;
     }
     if (rc == 0) {
         rc = embed(&pass);

@@ -44,7 +44,8 @@ struct tv_path_rows {
      * of the row is another (INFINITY without experts), and how far those of a prefix row and its
      * twin are apart. */
     float *margins; /* [count] */
-    float *moved;   /* [prefix_len] */
+    float *ties;  /* [count]: the margin over the score of the last expert chosen; written always */
+    float *moved; /* [prefix_len] */
 };
 /* A cache of bf16 is asked for what it holds: its kernels take queries of that type too. With twins
  * every row but the first prefix_len has its queries rounded as the contract says. The absorbed

@@ -113,9 +113,9 @@ static void scores_fill(const struct tv_model_config *config, float *scores)
 
 /* One row: scores (gate logits on entry) -> weights [experts], 0 for those not chosen. choice:
  * [experts]; taken: [experts + n_group]. Returns how far every score must move at least before
- * another expert is chosen. */
+ * another expert is chosen; *ret_last is the score of the last one chosen. */
 static float route(const struct tv_model_config *config, const float *bias, float *scores,
-                   float *choice, uint8_t *taken, float *weights)
+                   float *choice, uint8_t *taken, float *weights, float *ret_last)
 {
     size_t experts = (size_t)config->experts;
     int grouped = config->n_group > 1 && config->topk_method != TV_TOPK_GREEDY;
@@ -135,6 +135,7 @@ static float route(const struct tv_model_config *config, const float *bias, floa
         }
         taken[expert] = 1;
         last_chosen = choice[expert];
+        *ret_last = scores[expert];
         weights[expert] = scores[expert];
         sum += (double)scores[expert];
     }
@@ -186,9 +187,11 @@ static int weights_make(const struct tv_path_source *source,
         rc = tv_path_tensor(source, &layer->router_bias, &bias);
     }
     for (int32_t r = 0; rc == 0 && r < rows; r++) {
+        float last = 0.0f;
         float margin = route(config, bias, scores + (size_t)r * experts, choice, taken,
-                             weights + (size_t)r * experts);
+                             weights + (size_t)r * experts, &last);
         path->margins[r] = fminf(path->margins[r], margin);
+        path->ties[r] = fminf(path->ties[r], last > 0.0f ? margin / last : INFINITY);
     }
     if (rc == 0 && path->twins) {
         scores_move(path, scores, experts);

@@ -224,12 +224,16 @@ struct tv_rows_check {
     const struct tv_path_rows *rows;
     int attention; /* the kernel may round probabilities: what it gave is judged and taken over */
     int32_t v_dim; /* of the model, for that */
+    double tie;    /* a router's choice within it, relative, is no choice; f32 rows */
     double difference, norm; /* squares, of the layer's attention so far */
     int equal;
 };
 /* After the pass: 1 when everything was within its bound. */
 int tv_shadow_rows_equal(const struct tv_rows_check *check);
 struct tv_path_watch tv_shadow_rows_watch(struct tv_rows_check *check);
+/* 1: which experts the row has is decided by less than the noise, so its deeper part may be that of
+ * either choice. */
+int tv_shadow_row_undecided(const struct tv_rows_check *check, int32_t row);
 
 /* draw.c: one row's token. */
 struct tv_shadow_draw {

@@ -1,10 +1,12 @@
 /*
  * rows.c - KV rows and queries of the fast path against those of the path oracle, layer by layer.
  *
- * f32 rows are compared only. A bf16 cache rounds: each row and query is checked to be one step
- * from the oracle's own at most, and is then taken over, so that the rest of the pass differs by
- * the order of summation alone. Where kernels also round probabilities, what attention gave is
- * held to the contract's bound of it and taken over too. Refuses to take over without that check.
+ * f32 rows are compared only, but for those whose experts a router chose by less than the noise:
+ * the fast path may have chosen otherwise, and what follows from its row is judged. A bf16 cache
+ * rounds: each row and query is checked to be one step from the oracle's own at most, and is then
+ * taken over, so that the rest of the pass differs by the order of summation alone. Where kernels
+ * also round probabilities, what attention gave is held to the contract's bound of it and taken
+ * over too. Refuses to take over without that check.
  */
 #include <math.h>
 
@@ -70,6 +72,11 @@ static int prefix_fits(const struct tv_rows_check *check, int32_t layer, int32_t
            row_fits(check->round, layer, r, rounded, fmax(bound, distance(plain, rounded, width)));
 }
 
+int tv_shadow_row_undecided(const struct tv_rows_check *check, int32_t row)
+{
+    return (double)check->rows->ties[row] < check->tie;
+}
+
 /* The layer before is complete: rel_l2 over all its rows, as the contract has it. */
 static void attention_close(struct tv_rows_check *check)
 {
@@ -118,10 +125,14 @@ static void kv_watch(void *context, int32_t layer, float *kv)
         }
         check->equal &= rows->twins && slot < rows->prefix_len
                             ? prefix_fits(check, layer, slot, kv, bound)
-                            : row_fits(round, layer, slot, kv + (size_t)row * width, bound);
+                            : tv_shadow_row_undecided(check, row) ||
+                                  row_fits(round, layer, slot, kv + (size_t)row * width, bound);
         tv_shadow_pages_leave(round);
     }
-    for (int32_t r = 0; rows->twins && r < rows->count; r++) {
+    for (int32_t r = 0; r < rows->count; r++) {
+        if (!rows->twins && !tv_shadow_row_undecided(check, r)) {
+            continue;
+        }
         if (!tv_shadow_pages_enter(round)) {
             return;
         }

@@ -103,6 +103,21 @@ class ShadowTest(unittest.TestCase):
                     self.assertEqual((sum(rounds.values()), rounds["skipped"]), (number, 0), rounds)
                 client.close()
 
+    def test_an_undecided_router_is_no_violation(self):
+        """Two experts of row 120 of this text are 5e-6 apart, so prefill and oracle may each choose another: what
+        follows from either is right, and a router that is wrong elsewhere is still found (http_start)."""
+        source = random.Random(1)
+        tokens = [source.randrange(307) for _ in range(135 * 201)][-201:]
+        command = [PLAIN, os.path.join(os.path.dirname(MODEL), "v3"), "--threads", "1", "--prefix-cache", "off"]
+        with Daemon(*command) as daemon:
+            client = daemon.client()
+            for cut in (201, 140, 110):  # the row well before the tree, and in it
+                chain = [*tokens[cut : cut + 60], 5]
+                tree = {"tokens": chain, "parents": list(range(-1, len(chain) - 1))}
+                report = client.post("/v1/parity", {"tokens": tokens[:cut], "tree": tree})
+                self.assertTrue(report["ok"] and report["kv_equal"], report)
+            client.close()
+
     def violation(self, daemon, client, switch):
         """One round with the fault switched on; the entry that the path oracle's violation leaves."""
         session = Session(
