@@ -184,6 +184,8 @@ static void write_sessions(struct tv_sched *sched, struct tv_stats_text *text)
     tv_stats_family(text, "treeverify_sessions", "gauge",
                     "Open sessions: idle; with a call under way; with a held round.");
     by_label(text, "state", states, numbers, 3);
+    gauge(text, "treeverify_fetch_bytes", "Bytes of rows that sessions keep to be fetched.",
+          (double)tv_sessions_fetch_bytes(table));
     counter(text, "treeverify_sessions_created_total", "Sessions created, forks included.",
             table->created_count);
     counter(text, "treeverify_sessions_closed_total",
