@@ -203,6 +203,7 @@ struct tv_request_limits {
     int32_t tap_count;         /* 0: none is handed out */
     int32_t taps[TV_TAPS_MAX]; /* [tap_count] layers, in the order of the setting */
     int32_t project_dim;       /* values of a projected row; 0: no projection is registered */
+    int no_logprobs; /* want.logprobs is refused: what is accepted is not the target's choice */
 };
 
 /* Decode the JSON body of `kind` into *ret_request (zeroed first). 0; -EINVAL with *problem set;

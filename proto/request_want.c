@@ -208,6 +208,18 @@ static uint64_t rows_most(const struct tv_rows *rows, const struct tv_tree *tree
     }
 }
 
+/* A server whose acceptance is synthetic cannot say what its tokens' chances were. */
+static TV_REQUEST_READER(read_logprobs)
+{
+    int rc = tv_request_read_flag(reader, value, field, base);
+
+    if (rc == 0 && reader->limits->no_logprobs && ((const struct tv_want *)base)->logprobs) {
+        return tv_request_refuse(reader, TV_WRONG_VALUE,
+                                 "the tokens of synthetic acceptance have no log-probability");
+    }
+    return rc;
+}
+
 static int check_inline_tree(struct tv_request_reader *reader, struct tv_want *want,
                              const struct tv_tree *tree)
 {
@@ -271,8 +283,13 @@ TV_REQUEST_READER(tv_request_read_want)
 {
     static const struct tv_request_field fields[] = {
         {"top_k", 0, read_top_k, offsetof(struct tv_want, top_k), 0, TV_WANT_TOP_K_MAX},
+<<<<<<< HEAD
         {"rows", 0, tv_request_read_rows, offsetof(struct tv_want, rows), 0, 0},
         {"logprobs", 0, tv_request_read_flag, offsetof(struct tv_want, logprobs), 0, 0},
+=======
+        {"rows", 0, read_rows, offsetof(struct tv_want, rows), 0, 0},
+        {"logprobs", 0, read_logprobs, offsetof(struct tv_want, logprobs), 0, 0},
+>>>>>>> c722fe1 (daemon: acceptance of drafts can be synthetic, for benchmarks)
         {"logits", 0, read_logits, 0, 0, 0},
         {"hidden", 0, tv_request_read_hidden, 0, 0, 0},
         {"shadow", 0, tv_request_read_flag, offsetof(struct tv_want, shadow), 0, 0},

@@ -269,7 +269,8 @@ static void write_rule(struct tv_buf *buf, const struct tv_round *round)
     tv_write_raw(buf, ",\"rule\":");
     tv_write_text(buf, tv_rule_name(round->rule));
     tv_write_raw(buf, ",\"lossless\":");
-    tv_write_flag(buf, tv_rule_lossless(round->rule) && !round->deviates);
+    tv_write_flag(buf, tv_rule_lossless(round->rule) && !round->deviates &&
+                           (round->synthetic & TV_SYNTHETIC_ACCEPTANCE) == 0);
 }
 
 static void write_margin(struct tv_buf *buf, const struct tv_round *round)

@@ -201,6 +201,12 @@ static int check_whole(struct tv_config *config, char *error, size_t error_bytes
         return fail(error, error_bytes, -EBADMSG, "", "listen_admin",
                     "port 65536 does not exist; give the admin listener a port");
     }
+    if (config->synthetic_acceptance_count > 0 &&
+        (config->shadow > 0.0 || config->shadow_path > 0.0)) {
+        return fail(
+            error, error_bytes, -EBADMSG, "", "synthetic_acceptance",
+            "what a coin accepts no oracle can judge: shadow and shadow_path_p must be off");
+    }
     if (config->drain_max_s < config->drain_grace_s) {
         return fail(error, error_bytes, -EBADMSG, "", "drain_max_s", "is below drain_grace_s");
     }

@@ -29,6 +29,9 @@ enum tv_origin {
     TV_ORIGIN_COMMAND_LINE
 };
 
+/* Depths with a rate of their own under synthetic_acceptance. */
+#define TV_CONFIG_SYNTHETIC_MAX 32
+
 /* prefix_cache: off; pages that prefill wrote; those of rounds too. */
 enum { TV_PREFIX_CACHE_OFF, TV_PREFIX_CACHE_ON, TV_PREFIX_CACHE_ROUNDS };
 
@@ -68,6 +71,8 @@ struct tv_config {
     int32_t connections_max, connections_per_address; /* per address 0: 64, off on loopback */
     int32_t drain_grace_s, drain_max_s;
     int32_t http_threads;
+    int32_t synthetic_acceptance_count; /* 0: off */
+    double synthetic_acceptance[TV_CONFIG_SYNTHETIC_MAX];
     int poison; /* NaN in unused pages (tests) */
     int synthetic_weights;
     uint64_t synthetic_seed; /* of them */

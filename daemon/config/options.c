@@ -299,6 +299,54 @@ static void print_probability(const struct tv_option *option, const struct tv_co
     print_share(*(const double *)member_const(option, config), out);
 }
 
+/* "off", or one share for each depth from 1 on. */
+static int parse_rates(const struct tv_option *option, struct tv_config *config, const char *text,
+                       char *reason, size_t reason_bytes)
+{
+    double rates[TV_CONFIG_SYNTHETIC_MAX];
+    int32_t count = 0;
+    const char *at = text;
+    (void)option; /* the only option of its type */
+    if (strcmp(text, "off") == 0) {
+        config->synthetic_acceptance_count = 0;
+        return 0;
+    }
+    for (;;) {
+        char one[32];
+        size_t bytes = strcspn(at, ",");
+        if (count == TV_CONFIG_SYNTHETIC_MAX || bytes >= sizeof one) {
+            break;
+        }
+        memcpy(one, at, bytes);
+        one[bytes] = '\0';
+        if (parse_share(one, &rates[count]) != 0) {
+            break;
+        }
+        count++;
+        if (at[bytes] == '\0') {
+            memcpy(config->synthetic_acceptance, rates, (size_t)count * sizeof rates[0]);
+            config->synthetic_acceptance_count = count;
+            return 0;
+        }
+        at += bytes + 1;
+    }
+    (void)snprintf(reason, reason_bytes, "off, or 1 to %d numbers from 0 to 1 with commas between",
+                   TV_CONFIG_SYNTHETIC_MAX);
+    return -EINVAL;
+}
+
+static void print_rates(const struct tv_option *option, const struct tv_config *config, FILE *out)
+{
+    (void)option; /* the only option of its type */
+    if (config->synthetic_acceptance_count == 0) {
+        (void)fprintf(out, "off");
+    }
+    for (int32_t i = 0; i < config->synthetic_acceptance_count; i++) {
+        (void)fprintf(out, "%s", i > 0 ? "," : "");
+        print_share(config->synthetic_acceptance[i], out);
+    }
+}
+
 /* HOST:PORT, [V6]:PORT; the host's form is decided when it is bound. */
 static int parse_address(const char *text, char *ret_host, size_t host_bytes, int32_t *ret_port,
                          char *reason, size_t reason_bytes)
@@ -516,6 +564,10 @@ static const struct tv_option table[] = {
     INT("drain_max_s", drain_max_s, 1, 3600,
         "seconds after which a stopping daemon ends in any case"),
     INT("http_threads", http_threads, 1, 64, "threads of the work listener"),
+    {"synthetic_acceptance", "off|P1,P2,..",
+     "benchmarks alone: drafts are accepted by a coin, the first child of a node at depth d with "
+     "chance Pd (the last for all deeper ones); every answer is labelled",
+     parse_rates, print_rates, AT(synthetic_acceptance), 0, 0},
     {"poison", "on|off", "fill unused pages with NaN (tests)", parse_switch, print_switch,
      AT(poison), 0, 0},
     {"synthetic_weights", "SEED|off",

@@ -39,6 +39,13 @@ static int commits(const struct job *job)
     return (job->round.kind == TV_CALL_VERIFY && !job->hold) || job->round.kind == TV_CALL_DECODE;
 }
 
+/* Rounds whose drafts are accepted by a coin; a comparison is about the model. */
+static int by_coin(const struct tv_sched *sched, const struct job *job)
+{
+    return sched->config->synthetic_acceptance_count > 0 &&
+           (job->round.kind == TV_CALL_VERIFY || job->round.kind == TV_CALL_ONESHOT);
+}
+
 static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
 {
     struct job *job = sched->batch[i];
@@ -51,8 +58,8 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
     if (job->round.kind == TV_CALL_DECODE) {
         job->step_token = job->staged > 0 ? job->end.token : job->session->pending;
     }
-    /* a score decides nothing, and under rule client there is no walk to judge */
-    if (sched->shadow != NULL && job->round.kind != TV_CALL_SCORE &&
+    /* a score decides nothing, under rule client there is no walk to judge, nor is a coin */
+    if (sched->shadow != NULL && job->round.kind != TV_CALL_SCORE && !by_coin(sched, job) &&
         job->rule.rule != TV_RULE_CLIENT) {
         captured = tv_shadow_begin(sched->shadow, is_parity      ? TV_SHADOW_ON_DEMAND
                                                   : want->shadow ? TV_SHADOW_WANTED
@@ -78,6 +85,10 @@ static void round_prepare(struct tv_sched *sched, int32_t i, int64_t now_us)
         .committed = captured != NULL && (is_parity || commits(job)) ? tv_shadow_committed : NULL,
         .hook_context = captured,
     };
+    if (by_coin(sched, job)) {
+        sched->batch_in[i].rule.rates = sched->config->synthetic_acceptance;
+        sched->batch_in[i].rule.rate_count = sched->config->synthetic_acceptance_count;
+    }
     memset(&sched->batch_out[i], 0, sizeof sched->batch_out[i]);
     sched->batch_out[i].code = TV_KERNEL_FAULT; /* unless the engine says otherwise */
 }

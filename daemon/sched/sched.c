@@ -342,6 +342,7 @@ static void limits_settle(struct tv_sched *sched)
         .hidden_dim = facts.hidden_dim,
         .tap_count = facts.tap_count,
         .project_dim = facts.project_dim,
+        .no_logprobs = config->synthetic_acceptance_count > 0,
     };
     for (int32_t i = 0; i < facts.tap_count; i++) {
         sched->limits.taps[i] = facts.taps[i];
@@ -421,6 +422,9 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     struct tv_engine_facts facts;
     tv_engine_facts(engine, &facts);
     sched->synthetic = facts.synthetic;
+    if (config->synthetic_acceptance_count > 0) {
+        sched->synthetic |= TV_SYNTHETIC_ACCEPTANCE;
+    }
     memcpy(params.model_id, facts.model_id, sizeof params.model_id);
     int rc = tv_sessions_init(&sched->table, &params);
     if (rc == 0) {

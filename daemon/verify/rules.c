@@ -11,6 +11,9 @@
 
 int tv_rules_apply(const struct tv_round_rule *rule)
 {
+    if (rule->rate_count > 0) {
+        return 0; /* a coin decides, and no row is looked at */
+    }
     int greedy = !(rule->sampling.temperature >= 1e-4f);
     if (rule->rule == TV_RULE_RATIO_WOR) {
         return !greedy;

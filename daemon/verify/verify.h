@@ -25,6 +25,11 @@ struct tv_round_rule {
     int32_t stop_count;
     int32_t max_len;                       /* committed + pending may not exceed it */
     double typical_epsilon, typical_delta; /* rule typical */
+    /* Benchmarks, or NULL and 0: whether the first child of a node is accepted is a coin of the
+     * position, at rates[depth of the child - 1] (the last one for all deeper), whatever the rule.
+     */
+    const double *rates; /* [rate_count] */
+    int32_t rate_count;
 };
 
 /* The token drawn after a prefill, or at the end of a walk. */

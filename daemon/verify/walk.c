@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#define NO_TOKEN (-1) /* whose coin no child of ratio_wor has */
+
 enum tv_finish tv_walk_finish(const struct tv_round_rule *rule, int32_t committed_len,
                               int32_t token)
 {
@@ -30,6 +32,29 @@ struct tv_sampling tv_walk_sampling(const struct tv_round_rule *rule)
         sampling.top_k = 0;
     }
     return sampling;
+}
+
+/* Which child the drawn token names; under rates, the first one or none, and then it is the token.
+ */
+static int32_t child_of(const struct tv_tree *tree, int32_t node, int32_t position,
+                        const struct tv_round_rule *rule, int32_t *token)
+{
+    if (rule->rate_count == 0) {
+        return tv_tree_child(tree, node, *token);
+    }
+    for (int32_t child = node + 1; child < tree->count; child++) {
+        if (tree->parents[child] != node) {
+            continue;
+        }
+        int32_t depth = tree->depths[child];
+        double rate = rule->rates[(depth < rule->rate_count ? depth : rule->rate_count) - 1];
+        if (tv_kernels_coin(rule->sampling.seed, position, NO_TOKEN) >= rate) {
+            return -1;
+        }
+        *token = tree->tokens[child];
+        return child;
+    }
+    return -1;
 }
 
 int tv_walk_run(const struct tv_tree *tree, int32_t committed_len, const struct tv_round_rule *rule,
@@ -57,12 +82,13 @@ int tv_walk_run(const struct tv_tree *tree, int32_t committed_len, const struct 
         nodes[count] = node;
         logprobs[count] = drawn.logprob;
         count++;
-        margin = drawn.margin < margin ? drawn.margin : margin;
+        if (rule->rate_count == 0) { /* a coin has no margin */
+            margin = drawn.margin < margin ? drawn.margin : margin;
+        }
+        int32_t child = child_of(tree, node, committed_len + count, rule, &drawn.token);
         /* stop and length before the child: a stop token never reaches the KV rows */
         enum tv_finish finish = tv_walk_finish(rule, committed_len + count, drawn.token);
-        int32_t child =
-            finish == TV_FINISH_NONE ? tv_tree_child(tree, node, drawn.token) : INT32_C(-1);
-        if (child < 0) {
+        if (child < 0 || finish != TV_FINISH_NONE) {
             ret_result->accepted_count = count;
             ret_result->end.token = drawn.token;
             ret_result->end.finish = finish;

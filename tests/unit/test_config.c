@@ -251,18 +251,48 @@ static void test_values(void **state)
 {
     (void)state;
     static const char *const good[][2] = {
-        {"--page-size", "16"},       {"--page-size", "128"},    {"--kv-dtype", "bf16"},
-        {"--shadow", "all"},         {"--shadow", "off"},       {"--shadow", "sample:0.25"},
-        {"--listen", "[::1]:9"},     {"--listen-admin", "off"}, {"--listen", "localhost:0"},
-        {"--shadow-path-p", "1e-3"}, {"--log-level", "debug"},
+        {"--page-size", "16"},
+        {"--page-size", "128"},
+        {"--kv-dtype", "bf16"},
+        {"--shadow", "all"},
+        {"--shadow", "off"},
+        {"--shadow", "sample:0.25"},
+        {"--listen", "[::1]:9"},
+        {"--listen-admin", "off"},
+        {"--listen", "localhost:0"},
+        {"--shadow-path-p", "1e-3"},
+        {"--log-level", "debug"},
+        {"--synthetic-acceptance", "off"},
+        {"--synthetic-acceptance", "0"},
+        {"--synthetic-acceptance", "1,0.5,0"},
     };
     static const char *const bad[][2] = {
-        {"--page-size", "48"},        {"--kv-dtype", "f16"},           {"--shadow", "sample:1.5"},
-        {"--shadow", "sample:"},      {"--shadow", "sample:nan"},      {"--shadow", "on"},
-        {"--listen", "::1:9"},        {"--listen", "127.0.0.1"},       {"--listen", ":9"},
-        {"--listen", "127.0.0.1:"},   {"--listen", "127.0.0.1:65536"}, {"--listen", "127.0.0.1:-1"},
-        {"--listen", "127.0.0.1:1x"}, {"--backend", "rocm"},           {"--log-level", "loud"},
-        {"--shadow-path-p", "-0.1"},  {"--poison=maybe", "x"},
+        {"--page-size", "48"},
+        {"--kv-dtype", "f16"},
+        {"--shadow", "sample:1.5"},
+        {"--shadow", "sample:"},
+        {"--shadow", "sample:nan"},
+        {"--shadow", "on"},
+        {"--listen", "::1:9"},
+        {"--listen", "127.0.0.1"},
+        {"--listen", ":9"},
+        {"--listen", "127.0.0.1:"},
+        {"--listen", "127.0.0.1:65536"},
+        {"--listen", "127.0.0.1:-1"},
+        {"--listen", "127.0.0.1:1x"},
+        {"--backend", "rocm"},
+        {"--log-level", "loud"},
+        {"--shadow-path-p", "-0.1"},
+        {"--poison=maybe", "x"},
+        {"--synthetic-acceptance", ""},
+        {"--synthetic-acceptance", "1.01"},
+        {"--synthetic-acceptance", "0.5,"},
+        {"--synthetic-acceptance", ",0.5"},
+        {"--synthetic-acceptance", "0.5;0.5"},
+        {"--synthetic-acceptance", "-0.1"},
+        {"--synthetic-acceptance", "nan"},
+        {"--synthetic-acceptance", "0.5 "},
+        {"--synthetic-acceptance", "on"},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         assert_int_equal(load_pair(good[i][0], good[i][1]), 0);
@@ -278,6 +308,33 @@ static void test_values(void **state)
     assert_int_equal(config.admin_port, 10);
     assert_int_equal(load("--model", "m", "--poison", (const char *)NULL), 0);
     assert_int_equal(config.poison, 1);
+}
+
+static void test_synthetic_acceptance(void **state)
+{
+    char list[300] = "0.5";
+    (void)state;
+    assert_int_equal(load("--model", "m", (const char *)NULL), 0);
+    assert_int_equal(config.synthetic_acceptance_count, 0); /* off unless given */
+    assert_int_equal(load_pair("--synthetic-acceptance", "0.8,0.7,0.625"), 0);
+    assert_int_equal(config.synthetic_acceptance_count, 3);
+    assert_true(config.synthetic_acceptance[0] == 0.8 && config.synthetic_acceptance[2] == 0.625);
+    for (int i = 1; i < TV_CONFIG_SYNTHETIC_MAX; i++) {
+        (void)strcat(list, ",0.5");
+    }
+    assert_int_equal(load_pair("--synthetic-acceptance", list), 0);
+    assert_int_equal(config.synthetic_acceptance_count, TV_CONFIG_SYNTHETIC_MAX);
+    (void)strcat(list, ",0.5");
+    assert_int_equal(load_pair("--synthetic-acceptance", list), -EINVAL);
+    /* no oracle can judge a coin */
+    assert_int_equal(load("--model", "m", "--synthetic-acceptance=0.5", "--shadow=sample:0.1",
+                          (const char *)NULL),
+                     -EBADMSG);
+    assert_int_equal(load("--model", "m", "--synthetic-acceptance=0.5", "--shadow-path-p=0.1",
+                          (const char *)NULL),
+                     -EBADMSG);
+    assert_int_equal(
+        load("--model", "m", "--synthetic-acceptance=off", "--shadow=all", (const char *)NULL), 0);
 }
 
 static void test_listeners_stay_on_loopback(void **state)
@@ -400,6 +457,7 @@ int main(void)
         cmocka_unit_test(test_between_options),
         cmocka_unit_test(test_print),
         cmocka_unit_test(test_shares_are_printed_shortest),
+        cmocka_unit_test(test_synthetic_acceptance),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

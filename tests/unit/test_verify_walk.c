@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "engine_fixture.h"
+#include "verify/rules.h"
 #include "verify/walk.h"
 
 #define LEN        100 /* committed before the round */
@@ -265,13 +266,110 @@ static void greedy_ignores_filters(void **state)
     assert_memory_equal(&sampling, &rule.sampling, sizeof sampling);
 }
 
+/* How often a walk under these rates ends at each depth of a chain, for so many seeds. */
+static void chain_ends(const double *rates, int32_t rate_count, int32_t seeds, int64_t *ret_ends)
+{
+    static int32_t tokens[] = {7, 1, 2, 3, 4}, parents[] = {-1, 0, 1, 2, 3},
+                   depths[] = {0, 1, 2, 3, 4};
+    static const int32_t drawn[] = {9, 9, 9, 9, 9};
+    const struct tv_tree tree = {
+        .count = 5, .depth = 4, .tokens = tokens, .parents = parents, .depths = depths};
+    static struct walked walked;
+    for (int32_t seed = 0; seed < seeds; seed++) {
+        struct tv_round_rule rule = free_rule();
+        struct script script = {.tokens = drawn};
+        rule.sampling.seed = (uint64_t)seed;
+        rule.rates = rates;
+        rule.rate_count = rate_count;
+        walk(&tree, &rule, &script, &walked);
+        assert_int_equal(walked.result.end.token, 9); /* the target's word ends it */
+        assert_int_equal(walked.result.end.has_margin, 0);
+        ret_ends[walked.result.accepted_count - 1]++;
+    }
+}
+
+static void synthetic_rates_come_out(void **state)
+{
+    enum { SEEDS = 20000 };
+    static const double rates[] = {0.8, 0.5, 0.25}; /* depth 4 has the last one too */
+    static const double chances[] = {0.2, 0.8 * 0.5, 0.4 * 0.75, 0.1 * 0.75, 0.1 * 0.25};
+    int64_t ends[5] = {0};
+    double chi = 0.0;
+    (void)state;
+    chain_ends(rates, 3, SEEDS, ends);
+    for (int i = 0; i < 5; i++) {
+        double expected = chances[i] * SEEDS;
+        chi += ((double)ends[i] - expected) * ((double)ends[i] - expected) / expected;
+    }
+    assert_true(chi < 23.51); /* 4 degrees of freedom: one seed set in 10,000 is above */
+    static const double never[] = {0.0}, always[] = {1.0};
+    int64_t none[5] = {0}, all[5] = {0};
+    chain_ends(never, 1, 100, none);
+    chain_ends(always, 1, 100, all);
+    assert_int_equal(none[0], 100);
+    assert_int_equal(all[4], 100);
+}
+
+/* The first child or none; the coin is the position's, whatever hangs there and whatever the rule;
+ * a stop token ends the path as ever. */
+static void synthetic_coin_is_the_positions(void **state)
+{
+    static int32_t tokens[] = {7, 5, 6, 8, 3}, parents[] = {-1, 0, 0, 2, 1},
+                   depths[] = {0, 1, 1, 2, 2};
+    static const int32_t drawn[] = {6, 6, 6, 6, 6};
+    static const double half[] = {0.5}, always[] = {1.0};
+    const struct tv_tree tree = {
+        .count = 5, .depth = 2, .tokens = tokens, .parents = parents, .depths = depths};
+    const struct tv_tree one = {
+        .count = 2, .depth = 1, .tokens = tokens, .parents = parents, .depths = depths};
+    static struct walked walked;
+    int32_t first = 0;
+    (void)state;
+    for (uint64_t seed = 0; seed < 64; seed++) {
+        struct tv_round_rule rule = free_rule();
+        struct script script = {.tokens = drawn}, again = {.tokens = drawn};
+        rule.sampling.seed = seed;
+        rule.rates = half;
+        rule.rate_count = 1;
+        rule.rule = seed % 2 == 0 ? TV_RULE_TARGET_WALK : TV_RULE_RATIO_WOR;
+        rule.sampling.temperature = 1.0f;
+        assert_int_equal(tv_rules_apply(&rule), 0);
+        walk(&tree, &rule, &script, &walked);
+        int32_t count = walked.result.accepted_count;
+        if (count > 1) { /* never node 2, although the target drew its token */
+            assert_int_equal(walked.nodes[GUARD + 1], 1);
+        } else {
+            assert_int_equal(walked.result.end.token, 6);
+        }
+        first += count > 1;
+        walk(&one, &rule, &again, &walked);
+        assert_int_equal(walked.result.accepted_count > 1, count > 1);
+    }
+    assert_in_range(first, 16, 48);
+    struct tv_round_rule rule = free_rule();
+    struct script script = {.tokens = drawn};
+    rule.rates = always;
+    rule.rate_count = 1;
+    rule.stop_ids[0] = 3;
+    rule.stop_count = 1;
+    walk(&tree, &rule, &script, &walked);
+    assert_int_equal(walked.result.accepted_count, 2);
+    assert_int_equal(walked.result.end.token, 3);
+    assert_int_equal(walked.result.end.finish, TV_FINISH_STOP);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(star_last_child_b01),          cmocka_unit_test(bushy_scattered_path_b01),
-        cmocka_unit_test(shapes_stay_inside_b02),       cmocka_unit_test(stop_and_length_b13),
-        cmocka_unit_test(margins_and_single_survivors), cmocka_unit_test(non_finite_rows),
+        cmocka_unit_test(star_last_child_b01),
+        cmocka_unit_test(bushy_scattered_path_b01),
+        cmocka_unit_test(shapes_stay_inside_b02),
+        cmocka_unit_test(stop_and_length_b13),
+        cmocka_unit_test(margins_and_single_survivors),
+        cmocka_unit_test(non_finite_rows),
         cmocka_unit_test(greedy_ignores_filters),
+        cmocka_unit_test(synthetic_rates_come_out),
+        cmocka_unit_test(synthetic_coin_is_the_positions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
