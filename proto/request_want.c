@@ -283,13 +283,8 @@ TV_REQUEST_READER(tv_request_read_want)
 {
     static const struct tv_request_field fields[] = {
         {"top_k", 0, read_top_k, offsetof(struct tv_want, top_k), 0, TV_WANT_TOP_K_MAX},
-<<<<<<< HEAD
         {"rows", 0, tv_request_read_rows, offsetof(struct tv_want, rows), 0, 0},
-        {"logprobs", 0, tv_request_read_flag, offsetof(struct tv_want, logprobs), 0, 0},
-=======
-        {"rows", 0, read_rows, offsetof(struct tv_want, rows), 0, 0},
         {"logprobs", 0, read_logprobs, offsetof(struct tv_want, logprobs), 0, 0},
->>>>>>> c722fe1 (daemon: acceptance of drafts can be synthetic, for benchmarks)
         {"logits", 0, read_logits, 0, 0, 0},
         {"hidden", 0, tv_request_read_hidden, 0, 0, 0},
         {"shadow", 0, tv_request_read_flag, offsetof(struct tv_want, shadow), 0, 0},
