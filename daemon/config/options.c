@@ -226,7 +226,7 @@ static void print_taps(const struct tv_option *option, const struct tv_config *c
 }
 
 /* A probability in decimal notation. */
-static int parse_share(const char *text, double *ret)
+int tv_options_read_share(const char *text, double *ret)
 {
     char *end;
     double value = strtod(text, &end);
@@ -238,16 +238,16 @@ static int parse_share(const char *text, double *ret)
     return 0;
 }
 
-/* The fewest digits that parse_share reads back as the same value: what is printed is a
+/* The fewest digits that it reads back as the same value: what is printed is a
  * configuration, and must mean this one. 17 digits tell any two doubles apart. */
-static void print_share(double value, FILE *out)
+void tv_options_print_share(double value, FILE *out)
 {
     char text[32];
     double read = 0.0;
     int digits = 0;
     do {
         (void)snprintf(text, sizeof text, "%.*g", ++digits, value); /* fits */
-    } while (digits < 17 && (parse_share(text, &read) != 0 || read != value));
+    } while (digits < 17 && (tv_options_read_share(text, &read) != 0 || read != value));
     (void)fprintf(out, "%s", text);
 }
 
@@ -263,7 +263,7 @@ static int parse_shadow(const struct tv_option *option, struct tv_config *config
         config->shadow = 1.0;
         return 0;
     }
-    if (strncmp(text, "sample:", 7) != 0 || parse_share(text + 7, &config->shadow) != 0) {
+    if (strncmp(text, "sample:", 7) != 0 || tv_options_read_share(text + 7, &config->shadow) != 0) {
         (void)snprintf(reason, reason_bytes, "off, all or sample:P with P from 0 to 1 is needed");
         return -EINVAL;
     }
@@ -279,14 +279,14 @@ static void print_shadow(const struct tv_option *option, const struct tv_config 
         (void)fprintf(out, "all");
     } else {
         (void)fprintf(out, "sample:");
-        print_share(config->shadow, out);
+        tv_options_print_share(config->shadow, out);
     }
 }
 
 static int parse_probability(const struct tv_option *option, struct tv_config *config,
                              const char *text, char *reason, size_t reason_bytes)
 {
-    if (parse_share(text, (double *)member(option, config)) != 0) {
+    if (tv_options_read_share(text, (double *)member(option, config)) != 0) {
         (void)snprintf(reason, reason_bytes, "a number from 0 to 1 is needed");
         return -EINVAL;
     }
@@ -296,55 +296,7 @@ static int parse_probability(const struct tv_option *option, struct tv_config *c
 static void print_probability(const struct tv_option *option, const struct tv_config *config,
                               FILE *out)
 {
-    print_share(*(const double *)member_const(option, config), out);
-}
-
-/* "off", or one share for each depth from 1 on. */
-static int parse_rates(const struct tv_option *option, struct tv_config *config, const char *text,
-                       char *reason, size_t reason_bytes)
-{
-    double rates[TV_CONFIG_SYNTHETIC_MAX];
-    int32_t count = 0;
-    const char *at = text;
-    (void)option; /* the only option of its type */
-    if (strcmp(text, "off") == 0) {
-        config->synthetic_acceptance_count = 0;
-        return 0;
-    }
-    for (;;) {
-        char one[32];
-        size_t bytes = strcspn(at, ",");
-        if (count == TV_CONFIG_SYNTHETIC_MAX || bytes >= sizeof one) {
-            break;
-        }
-        memcpy(one, at, bytes);
-        one[bytes] = '\0';
-        if (parse_share(one, &rates[count]) != 0) {
-            break;
-        }
-        count++;
-        if (at[bytes] == '\0') {
-            memcpy(config->synthetic_acceptance, rates, (size_t)count * sizeof rates[0]);
-            config->synthetic_acceptance_count = count;
-            return 0;
-        }
-        at += bytes + 1;
-    }
-    (void)snprintf(reason, reason_bytes, "off, or 1 to %d numbers from 0 to 1 with commas between",
-                   TV_CONFIG_SYNTHETIC_MAX);
-    return -EINVAL;
-}
-
-static void print_rates(const struct tv_option *option, const struct tv_config *config, FILE *out)
-{
-    (void)option; /* the only option of its type */
-    if (config->synthetic_acceptance_count == 0) {
-        (void)fprintf(out, "off");
-    }
-    for (int32_t i = 0; i < config->synthetic_acceptance_count; i++) {
-        (void)fprintf(out, "%s", i > 0 ? "," : "");
-        print_share(config->synthetic_acceptance[i], out);
-    }
+    tv_options_print_share(*(const double *)member_const(option, config), out);
 }
 
 /* HOST:PORT, [V6]:PORT; the host's form is decided when it is bound. */
@@ -567,7 +519,7 @@ static const struct tv_option table[] = {
     {"synthetic_acceptance", "off|P1,P2,..",
      "benchmarks alone: drafts are accepted by a coin, the first child of a node at depth d with "
      "chance Pd (the last for all deeper ones); every answer is labelled",
-     parse_rates, print_rates, AT(synthetic_acceptance), 0, 0},
+     tv_options_parse_rates, tv_options_print_rates, AT(synthetic_acceptance), 0, 0},
     {"poison", "on|off", "fill unused pages with NaN (tests)", parse_switch, print_switch,
      AT(poison), 0, 0},
     {"synthetic_weights", "SEED|off",

@@ -30,6 +30,13 @@ struct tv_option {
     int64_t minimum, last; /* integers: the range; texts: `last` is the member's size */
 };
 
+/* A probability in decimal notation. 0 or -EINVAL. */
+int tv_options_read_share(const char *text, double *ret);
+/* In the fewest digits that read back as the same value. */
+void tv_options_print_share(double value, FILE *out);
+/* rates.c: synthetic_acceptance. */
+tv_option_parse tv_options_parse_rates;
+tv_option_print tv_options_print_rates;
 /* The `print` of every option whose member is a text. */
 tv_option_print tv_options_print_text;
 const struct tv_option *tv_options_table(size_t *ret_count);
