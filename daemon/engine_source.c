@@ -61,8 +61,8 @@ static int open_kernels(const struct tv_config *config, struct tv_kernels **ret_
 }
 
 static int open_model(const struct tv_config *config, struct tv_kernels *kernels,
-                      struct tv_device_memory *memory, struct tv_model **ret_model, char *error,
-                      size_t error_bytes)
+                      struct tv_model_progress *progress, struct tv_device_memory *memory,
+                      struct tv_model **ret_model, char *error, size_t error_bytes)
 {
     struct tv_model_error refusal = {.text = ""};
     int32_t prefill_rows = kernels->host_memory ? PREFILL_ROWS_HOST : PREFILL_ROWS_APART;
@@ -75,6 +75,7 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
         .synthetic_seed = config->synthetic_seed,
         .tap_count = config->tap_count,
         .projection = config->taps_projection[0] != '\0' ? config->taps_projection : NULL,
+        .progress = progress,
     };
     _Static_assert(TV_TAPS_MAX <= TV_MODEL_TAPS_MAX, "as many taps as the settings may name");
     memcpy(options.taps, config->taps, sizeof config->taps);
@@ -240,8 +241,8 @@ static void memory_log(const struct tv_engine *engine, struct tv_device_memory *
     tv_log(TV_LOG_INFO, "device memory %s", text);
 }
 
-int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_engine, char *error,
-                        size_t error_bytes)
+int tv_main_engine_open(const struct tv_config *config, struct tv_model_progress *progress,
+                        struct tv_engine **ret_engine, char *error, size_t error_bytes)
 {
     struct tv_kernels *kernels = NULL;
     struct tv_model *model = NULL;
@@ -252,7 +253,7 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_e
     if (code == TV_EXIT_DRAINED) {
         device_log(kernels);
         memory_look(kernels, &memory, &memory.begun);
-        code = open_model(config, kernels, &memory, &model, error, error_bytes);
+        code = open_model(config, kernels, progress, &memory, &model, error, error_bytes);
     }
     if (code == TV_EXIT_DRAINED) {
         memory_look(kernels, &memory, &memory.loaded);

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "http/http.h"
+#include "notify.h"
 #include "sched/sched.h"
 #include "shadow/shadow.h"
 #include "state_dir.h"
@@ -44,6 +45,8 @@ struct service {
     struct tv_shadow *shadow;
     struct tv_sched *sched;
     struct tv_http *http;
+    int64_t watchdog_us, fed_us; /* time between two words to the watchdog, 0: none; the last */
+    int moving;                  /* what it was told */
 };
 
 static void on_stop(int signal_number)
@@ -162,6 +165,22 @@ static void state_dir_settle(struct tv_config *config)
     }
 }
 
+/* The long part of a start, told to the service manager. */
+static int engine_open(struct service *service, char *error, size_t error_bytes)
+{
+    struct tv_model_progress progress = {0};
+    struct tv_herald herald;
+    int rc = tv_herald_start(&herald, &progress, &tv_herald_usual);
+    if (rc != 0) {
+        (void)snprintf(error, error_bytes, "a thread cannot be started: %s", strerror(-rc));
+        return exit_code_of(rc);
+    }
+    int code =
+        tv_main_engine_open(&service->config, &progress, &service->engine, error, error_bytes);
+    tv_herald_stop(&herald);
+    return code;
+}
+
 /* 0, or the exit code; what was opened is in *service either way. */
 static int service_start(struct service *service)
 {
@@ -178,7 +197,7 @@ static int service_start(struct service *service)
         tv_log(TV_LOG_ERROR, "%s", error);
         return exit_code_of(rc);
     }
-    int code = tv_main_engine_open(config, &service->engine, error, sizeof error);
+    int code = engine_open(service, error, sizeof error);
     if (code != TV_EXIT_DRAINED) {
         tv_log(TV_LOG_ERROR, "%s", error);
         return code;
@@ -222,6 +241,38 @@ static void service_stop(struct service *service)
     tv_main_engine_close(service->engine);
 }
 
+/* Tell the manager's watchdog that the engine moves, when it is time to; one that stands still is
+ * not told of, and ends the process. */
+static void watchdog_feed(struct service *service)
+{
+    int64_t now_us = tv_clock_us();
+    if (service->watchdog_us == 0 || now_us < service->fed_us + service->watchdog_us) {
+        return;
+    }
+    int moving = tv_sched_moving(service->sched);
+    if (moving) {
+        tv_notify_send("WATCHDOG=1");
+    }
+    if (moving != service->moving) {
+        tv_notify_send("STATUS=%s", moving ? "serving" : "the engine makes no progress");
+    }
+    service->moving = moving;
+    service->fed_us = now_us;
+}
+
+/* Until the first signal, or the loss of the device. */
+static void serve(struct service *service)
+{
+    service->watchdog_us = tv_notify_watchdog_us();
+    service->moving = 1;
+    int tick_ms = service->watchdog_us > 0 ? (int)(service->watchdog_us / 2000) + 1 : -1;
+    tv_notify_send("READY=1\nSTATUS=serving on %s", tv_http_url(service->http, 0));
+    while (await_stop(tick_ms) == 0 &&
+           !tv_sched_is_lost(service->sched)) { /* serving is done by other threads */
+        watchdog_feed(service);
+    }
+}
+
 /* From the first signal until nothing is left to wait for. */
 static void drain(struct service *service)
 {
@@ -229,6 +280,7 @@ static void drain(struct service *service)
     int64_t start_us = tv_clock_us();
     int64_t grace_us = start_us + config->drain_grace_s * 1000000LL;
     (void)alarm((unsigned int)config->drain_max_s); /* none was set before */
+    tv_notify_send("STOPPING=1\nSTATUS=draining");
     tv_sched_drain(service->sched, 1, 0);
     tv_log(TV_LOG_INFO, "draining: not ready any more; new work is refused in %d s at the latest",
            config->drain_grace_s);
@@ -237,10 +289,12 @@ static void drain(struct service *service)
            (tv_sched_in_flight(service->sched) > 0 ||
             tv_http_open_count(service->http, QUIET_MS) > 0)) {
         signals = await_stop(DRAIN_TICK_MS);
+        watchdog_feed(service);
     }
     tv_sched_drain(service->sched, 1, 1);
     while (signals < 2 && tv_sched_in_flight(service->sched) > 0) {
         signals = await_stop(DRAIN_TICK_MS);
+        watchdog_feed(service);
     }
     if (signals >= 2) {
         (void)alarm(ABORT_S); /* replaces the longer one */
@@ -254,6 +308,7 @@ static void drain(struct service *service)
 static void mourn(struct service *service)
 {
     int64_t start_us = tv_clock_us(), lasted_us = 0;
+    tv_notify_send("STOPPING=1\nSTATUS=the device is lost");
     while (lasted_us < LOST_SERVE_MS * 1000LL ||
            (lasted_us < LOST_FINISH_MS * 1000LL && tv_sched_in_flight(service->sched) > 0)) {
         (void)await_stop(DRAIN_TICK_MS); /* a signal asks for no more than what happens */
@@ -317,9 +372,7 @@ int main(int argc, char **argv)
     if (code == TV_EXIT_DRAINED) {
         loading = 0;
         announce(&service);
-        while (await_stop(-1) == 0 && !tv_sched_is_lost(service.sched)) {
-            /* serving is done by other threads */
-        }
+        serve(&service);
         if (tv_sched_is_lost(service.sched)) {
             mourn(&service);
         } else {

@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #include "config/config.h"
+#include "model/model.h"
 #include "verify/verify.h"
 
 /* Exit codes (proto/README.md, "Exit codes"). */
@@ -22,9 +23,9 @@ enum tv_exit {
     TV_EXIT_CONFIG = 78,
 };
 
-/* TV_EXIT_DRAINED (0) with *ret_engine, or the exit code with text. */
-int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_engine, char *error,
-                        size_t error_bytes);
+/* TV_EXIT_DRAINED (0) with *ret_engine, or the exit code with text. progress may be NULL. */
+int tv_main_engine_open(const struct tv_config *config, struct tv_model_progress *progress,
+                        struct tv_engine **ret_engine, char *error, size_t error_bytes);
 /* After everything that used it has ended. */
 void tv_main_engine_close(struct tv_engine *engine);
 

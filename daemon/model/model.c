@@ -7,6 +7,7 @@
 #include "model/model.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,6 +78,7 @@ static int options_set(struct tv_model *model, const struct tv_model_options *op
                        struct tv_model_error *ret_error)
 {
     model->options = *options;
+    model->options.progress = NULL;
     if (options->max_len > model->config.max_position && !options->synthetic) {
         (void)tv_model_refuse(ret_error,
                               "max_len %d is above max_position_embeddings %d of config.json",
@@ -93,6 +95,26 @@ static int options_set(struct tv_model *model, const struct tv_model_options *op
     return 0;
 }
 
+/* The files count what is read of them; each served tensor is read twice. */
+static void progress_begin(struct tv_checkpoint *checkpoint, struct tv_model_progress *progress)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < checkpoint->entry_count; i++) {
+        bytes += checkpoint->entries[i].tensor->bytes;
+    }
+    for (size_t i = 0; i < checkpoint->file_count; i++) {
+        checkpoint->files[i].bytes_read = &progress->bytes_read;
+    }
+    atomic_store_explicit(&progress->bytes_total, 2 * bytes, memory_order_relaxed);
+}
+
+/* Nothing more is read: what there was is the total. */
+static void progress_end(struct tv_model_progress *progress)
+{
+    int64_t bytes = atomic_load_explicit(&progress->bytes_read, memory_order_relaxed);
+    atomic_store_explicit(&progress->bytes_total, bytes, memory_order_relaxed);
+}
+
 static int model_fill(struct tv_model *model, struct tv_checkpoint *checkpoint,
                       const struct tv_model_options *options, struct tv_model_error *ret_error)
 {
@@ -104,10 +126,16 @@ static int model_fill(struct tv_model *model, struct tv_checkpoint *checkpoint,
         err = tokenizer_hash(model, checkpoint->folder_fd, ret_error);
     }
     if (err == 0) {
+        if (options->progress != NULL && !options->synthetic) { /* nothing is read of those */
+            progress_begin(checkpoint, options->progress);
+        }
         err = tv_model_weights_load(model, checkpoint, ret_error);
     }
     if (err == 0) {
         err = tv_model_id_compute(&model->config, checkpoint, model->id, ret_error);
+    }
+    if (err == 0 && options->progress != NULL) {
+        progress_end(options->progress);
     }
     if (err == 0) {
         err = tv_model_taps_load(model, options->projection, ret_error);

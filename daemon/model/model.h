@@ -46,6 +46,14 @@ struct tv_model_config {
 
 #define TV_MODEL_TAPS_MAX 16
 
+/* How far a load is; any thread may look, and a number may be a moment old. Tensors are read twice,
+ * to bring them and to name them; what is not served is never read, so the total may not be
+ * reached.
+ */
+struct tv_model_progress {
+    _Atomic int64_t bytes_read, bytes_total; /* relaxed */
+};
+
 struct tv_model_options {
     int32_t max_len;      /* 0 = the checkpoint's; may not exceed it */
     int32_t rows_max;     /* rows of one forward pass (activation buffers) */
@@ -62,6 +70,7 @@ struct tv_model_options {
     /* safetensors file whose fc.weight [dim, tap_count * hidden] projects them; NULL: none. Not
      * looked at after the load. */
     const char *projection;
+    struct tv_model_progress *progress; /* of the load, or NULL; not used after it */
 };
 
 /* Why a checkpoint was refused: file, tensor or field, byte counts. */

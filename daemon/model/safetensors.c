@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -36,16 +37,20 @@ static const struct {
     {"F32", 32},    {"F64", 64},  {"I64", 64},    {"U64", 64},    {"C64", 64},
 };
 
+#define PART_BYTES ((size_t)64 << 20) /* of one read: so that progress is seen */
+
 /* Remember which fault the sentence just written is about. */
 #define FAULT(check, kind, ...)                                                                    \
     ((check)->fault = (kind), tv_model_refuse((check)->error, __VA_ARGS__))
 
-static int bytes_read(int fd, void *buffer, size_t bytes, int64_t offset, size_t *ret_got)
+static int bytes_read(int fd, void *buffer, size_t bytes, int64_t offset, _Atomic int64_t *progress,
+                      size_t *ret_got)
 {
     char *next = buffer;
     size_t got = 0;
     while (got < bytes) {
-        ssize_t part = pread(fd, next + got, bytes - got, (off_t)offset + (off_t)got);
+        size_t left = bytes - got < PART_BYTES ? bytes - got : PART_BYTES;
+        ssize_t part = pread(fd, next + got, left, (off_t)offset + (off_t)got);
         if (part < 0 && errno == EINTR) {
             continue;
         }
@@ -56,6 +61,9 @@ static int bytes_read(int fd, void *buffer, size_t bytes, int64_t offset, size_t
             break;
         }
         got += (size_t)part;
+        if (progress != NULL) {
+            (void)atomic_fetch_add_explicit(progress, part, memory_order_relaxed);
+        }
     }
     *ret_got = got;
     return 0;
@@ -302,7 +310,7 @@ static int header_length_read(struct check *check, size_t *ret_bytes)
     struct tv_safetensors *file = check->file;
     uint8_t raw[LENGTH_BYTES];
     size_t got = 0;
-    int err = bytes_read(file->fd, raw, sizeof raw, 0, &got);
+    int err = bytes_read(file->fd, raw, sizeof raw, 0, NULL, &got);
     if (err != 0) {
         return FAULT(check, TV_SAFETENSORS_UNREADABLE, "%.100s: %s", file->name, strerror(-err));
     }
@@ -368,7 +376,7 @@ int tv_safetensors_open(int folder_fd, const char *name, struct tv_safetensors *
         err = -ENOMEM;
         goto finish;
     }
-    if (bytes_read(file.fd, text, bytes, LENGTH_BYTES, &got) != 0 || got != bytes) {
+    if (bytes_read(file.fd, text, bytes, LENGTH_BYTES, NULL, &got) != 0 || got != bytes) {
         err = FAULT(&check, TV_SAFETENSORS_UNREADABLE, "%.100s: cannot read the header's %zu bytes",
                     name, bytes);
         goto finish;
@@ -406,7 +414,8 @@ int tv_safetensors_read(const struct tv_safetensors *file,
                         size_t bytes, struct tv_model_error *ret_error)
 {
     size_t got = 0;
-    int err = bytes_read(file->fd, buffer, bytes, file->data_begin + tensor->begin + offset, &got);
+    int err = bytes_read(file->fd, buffer, bytes, file->data_begin + tensor->begin + offset,
+                         file->bytes_read, &got);
     if (err != 0) {
         return -EIO;
     }

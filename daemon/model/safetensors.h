@@ -54,6 +54,7 @@ struct tv_safetensors {
     char *name; /* file name, for messages */
     int fd;
     int64_t file_bytes, data_begin;
+    _Atomic int64_t *bytes_read; /* what has been read of tensors is added; or NULL */
     struct tv_json *header;
     struct tv_safetensors_tensor *tensors; /* [count], in order of their bytes */
     size_t count;

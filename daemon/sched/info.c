@@ -101,6 +101,15 @@ void tv_sched_progress_look(struct tv_sched *sched)
     tv_sched_unlock(sched);
 }
 
+int tv_sched_moving(struct tv_sched *sched)
+{
+    tv_sched_lock(sched);
+    int moving =
+        sched->worker_alive && tv_sched_stalled_us(sched, tv_clock_us()) <= sched->launch_us_max;
+    tv_sched_unlock(sched);
+    return moving;
+}
+
 int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
 {
     struct tv_engine_facts facts;

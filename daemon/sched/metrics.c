@@ -251,10 +251,11 @@ static void write_build(struct tv_sched *sched, struct tv_stats_text *text)
     tv_stats_family(text, "treeverify_build_info", "gauge", "What is running; always 1.");
     tv_stats_sample(text, labels, 3, 1.0);
     if (facts.kv_bytes > 0) {
-        const struct tv_stats_label part = {"part", "kv"};
+        static const char *const parts[] = {"kv", "weights"};
+        const int64_t bytes[] = {facts.kv_bytes, facts.weights_bytes};
         tv_stats_family(text, "treeverify_device_bytes", "gauge",
                         "Memory taken at the start, by what it is for.");
-        tv_stats_sample(text, &part, 1, (double)facts.kv_bytes);
+        by_label(text, "part", parts, bytes, 2);
     }
     gauge(text, "treeverify_synthetic_weights", "1: the weights are made up, for measurements.",
           (facts.synthetic & TV_SYNTHETIC_WEIGHTS) != 0);

@@ -79,6 +79,8 @@ int tv_sched_is_lost(struct tv_sched *sched);
 /* Look whether an engine call under way makes progress; what readiness says is at most as old as
  * the last look. Any thread, a few times a second. */
 void tv_sched_progress_look(struct tv_sched *sched);
+/* Does the worker live, and the engine call under way make progress? Any thread. */
+int tv_sched_moving(struct tv_sched *sched);
 /* Calls queued or running. */
 int32_t tv_sched_in_flight(struct tv_sched *sched);
 /* What the decoder needs; immutable. */

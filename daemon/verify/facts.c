@@ -21,6 +21,7 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
         facts.name = tv_model_name(engine->model);
         facts.architecture = config->architecture;
         facts.weights_dtype = tv_model_weights_dtype(engine->model);
+        facts.weights_bytes = tv_model_bytes(engine->model);
         facts.layers = config->layers;
         facts.heads = config->heads;
         memcpy(facts.model_id, tv_model_id(engine->model), sizeof facts.model_id);

@@ -161,10 +161,10 @@ struct tv_engine_facts {
     const uint8_t *tokenizer_sha256; /* [32], or NULL */
     const char *kv_dtype;            /* of the cache; "none" without */
     enum tv_cache_prefix prefix;
-    const char *variant; /* of the backend; "none" without */
-    int64_t kv_bytes;    /* of the pool */
-    int weights_apart;   /* in a device's own memory: only the worker may copy from it */
-    unsigned synthetic;  /* TV_SYNTHETIC_ bits */
+    const char *variant;             /* of the backend; "none" without */
+    int64_t kv_bytes, weights_bytes; /* of the pool; of the model */
+    int weights_apart;  /* in a device's own memory: only the worker may copy from it */
+    unsigned synthetic; /* TV_SYNTHETIC_ bits */
     /* Since the engine was created; -1: memory is the host's. */
     int64_t device_allocations;
     int32_t hidden_dim;  /* values of a hidden row */

@@ -388,7 +388,7 @@ int main(int argc, char **argv)
     }
     double seconds = argc > 2 ? strtod(argv[2], NULL) : 3.0;
     if (tv_config_load(&config, 9, args, error, sizeof error) != 0 ||
-        tv_main_engine_open(&config, &engine, error, sizeof error) != 0) {
+        tv_main_engine_open(&config, NULL, &engine, error, sizeof error) != 0) {
         die(error, NULL);
     }
     if (tv_sched_create(&config, engine, NULL, &sched) != 0) {

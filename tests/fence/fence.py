@@ -54,7 +54,7 @@ OWNERS = {
     "nettle/sha": ("daemon/base/", "proto/"),
     "nettle/base64.h": ("proto/",),
     "ini.h": ("daemon/config/",),
-    "systemd/": ("daemon/main.c", "daemon/base/log.c"),
+    "systemd/": ("daemon/notify.c", "daemon/base/log.c"),
     "curl/": ("clients/c/",),
     "cmocka.h": ("tests/",),
     "cuda": ("kernels/cuda/", "tests/gpu/"),

@@ -18,6 +18,10 @@ EXPECTED = {
     "bin/treeverify-kdtr": "script",
     "share/treeverify/gen_verify_attn_refs.py": "script",
     "share/treeverify/kjv-store.txt": "text",
+    "share/treeverify/treeverifyd.conf": "text",
+    "lib/systemd/system/treeverifyd.service": "text",
+    "lib/sysusers.d/treeverify.conf": "text",
+    "lib/tmpfiles.d/treeverify.conf": "text",
 }
 EXPECTED_CUDA = {
     "include/treeverify/kernels.h": "text",

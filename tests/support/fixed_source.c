@@ -79,8 +79,8 @@ static void *control_main(void *context)
     return NULL;
 }
 
-int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_engine, char *error,
-                        size_t error_bytes)
+int tv_main_engine_open(const struct tv_config *config, struct tv_model_progress *progress,
+                        struct tv_engine **ret_engine, char *error, size_t error_bytes)
 {
     const struct tv_fixed_engine_params params = {
         .vocab = FIXED_VOCAB,
@@ -90,6 +90,7 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_engine **ret_e
         .prefill_rows = FIXED_PREFILL_ROWS,
     };
     pthread_t control;
+    (void)progress; /* nothing is loaded */
     int rc = tv_fixed_engine_create(&params, ret_engine);
     if (rc == 0) {
         controlled = *ret_engine;

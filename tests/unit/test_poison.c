@@ -80,7 +80,7 @@ static struct tv_engine *daemon_engine(const char *poison)
     assert_int_equal(setenv("TREEVERIFY_PAGES", "16", 1), 0);
     assert_int_equal(setenv("TREEVERIFY_THREADS", "1", 1), 0);
     if (tv_config_load(&config, 3, argv, error, sizeof error) != 0 ||
-        tv_main_engine_open(&config, &engine, error, sizeof error) != 0) {
+        tv_main_engine_open(&config, NULL, &engine, error, sizeof error) != 0) {
         fail_msg("%s", error);
     }
     return engine;
