@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -36,7 +37,8 @@
 
 /* Written by the signal handler, which may run on any thread. */
 static volatile sig_atomic_t loading = 1;
-static atomic_int stop_signals; /* relaxed: the event descriptor orders it */
+static atomic_int stop_signals;   /* relaxed: the event descriptor orders it */
+static atomic_int reload_signals; /* the same */
 static int stop_event = -1;
 
 struct service {
@@ -59,6 +61,18 @@ static void on_stop(int signal_number)
     int saved = errno;
     (void)atomic_fetch_add_explicit(&stop_signals, 1, memory_order_relaxed);
     /* cannot be full: nobody sends 2^64 signals */
+    ssize_t written = write(stop_event, &one, sizeof one);
+    (void)written;
+    errno = saved;
+}
+
+static void on_reload(int signal_number)
+{
+    const uint64_t one = 1;
+    int saved = errno;
+    (void)signal_number; /* only SIGHUP comes here */
+    (void)atomic_fetch_add_explicit(&reload_signals, 1, memory_order_relaxed);
+    /* as in on_stop */
     ssize_t written = write(stop_event, &one, sizeof one);
     (void)written;
     errno = saved;
@@ -101,12 +115,13 @@ static int streams_init(void)
 static int signals_init(void)
 {
     struct sigaction stop = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
+    struct sigaction reload = {.sa_handler = on_reload, .sa_flags = SA_RESTART};
     struct sigaction late = {.sa_handler = on_alarm};
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     stop_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (stop_event < 0 || sigaction(SIGTERM, &stop, NULL) != 0 ||
         sigaction(SIGINT, &stop, NULL) != 0 || sigaction(SIGALRM, &late, NULL) != 0 ||
-        sigaction(SIGHUP, &ignore, NULL) != 0 || sigaction(SIGPIPE, &ignore, NULL) != 0) {
+        sigaction(SIGHUP, &reload, NULL) != 0 || sigaction(SIGPIPE, &ignore, NULL) != 0) {
         return -errno;
     }
     return 0;
@@ -260,6 +275,20 @@ static void watchdog_feed(struct service *service)
     service->fed_us = now_us;
 }
 
+/* However many signals came: what the file says now is in force, or what was. */
+static void reload_when_asked(struct service *service)
+{
+    struct timespec now;
+    if (atomic_exchange_explicit(&reload_signals, 0, memory_order_relaxed) == 0) {
+        return;
+    }
+    (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail */
+    tv_notify_send("RELOADING=1\nMONOTONIC_USEC=%lld",
+                   (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
+    int rc = tv_http_reload(service->http);
+    tv_notify_send("READY=1\nSTATUS=serving%s", rc == 0 ? "" : "; the last reload failed");
+}
+
 /* Until the first signal, or the loss of the device. */
 static void serve(struct service *service)
 {
@@ -270,6 +299,7 @@ static void serve(struct service *service)
     while (await_stop(tick_ms) == 0 &&
            !tv_sched_is_lost(service->sched)) { /* serving is done by other threads */
         watchdog_feed(service);
+        reload_when_asked(service);
     }
 }
 
@@ -320,7 +350,9 @@ static void mourn(struct service *service)
 static void announce(const struct service *service)
 {
     const char *admin = tv_http_url(service->http, 1);
-    tv_log(TV_LOG_INFO, "no keys: every route is open to every process of this machine");
+    if (service->config.api_key_file[0] == '\0') {
+        tv_log(TV_LOG_INFO, "no keys: every route is open to every process of this machine");
+    }
     /* The line that tests and supervisors wait for. */
     if (printf("listening %s admin %s\n", tv_http_url(service->http, 0),
                admin[0] == '\0' ? "off" : admin) < 0 ||

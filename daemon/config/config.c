@@ -160,18 +160,29 @@ static int is_address(const char *host)
            inet_pton(AF_INET6, host, room) == 1;
 }
 
-static int check_listener(const char *host, const char *key, char *error, size_t error_bytes)
+static int check_listener(const char *host, const char *key, int has_keys, char *error,
+                          size_t error_bytes)
 {
     if (!is_address(host)) {
         return fail(error, error_bytes, -EBADMSG, "", key,
                     "the host must be a numeric address or localhost");
     }
-    if (!is_loopback(host)) {
+    if (!is_loopback(host) && !has_keys) {
         return fail(error, error_bytes, -EBADMSG, "", key,
-                    "an address other than loopback needs an api_key_file, and keys are not served "
-                    "in this version: listen on loopback and reach it through a tunnel or a proxy");
+                    "an address other than loopback needs an api_key_file");
     }
     return 0;
+}
+
+/* A file that is missing or broken is no start without keys. */
+static int check_keys(const struct tv_config *config, char *error, size_t error_bytes)
+{
+    struct tv_keys keys;
+    int rc = tv_keys_load(config->api_key_file, &keys, error, error_bytes);
+    if (rc == 0) {
+        tv_keys_finish(&keys);
+    }
+    return rc;
 }
 
 /* What no option can decide alone. */
@@ -185,14 +196,13 @@ static int check_whole(struct tv_config *config, char *error, size_t error_bytes
     if (!config->has_kv_dtype && strcmp(config->backend, "cuda") == 0) {
         config->kv_dtype = TV_BF16;
     }
-    if (config->api_key_file[0] != '\0') {
-        return fail(error, error_bytes, -EBADMSG, "", "api_key_file",
-                    "keys are not served in this version; without the option both listeners stay "
-                    "on loopback and every route is open there");
+    int has_keys = config->api_key_file[0] != '\0';
+    int rc = has_keys ? check_keys(config, error, error_bytes) : 0;
+    if (rc == 0) {
+        rc = check_listener(config->listen_host, "listen", has_keys, error, error_bytes);
     }
-    int rc = check_listener(config->listen_host, "listen", error, error_bytes);
     if (rc == 0 && config->admin_on) {
-        rc = check_listener(config->admin_host, "listen_admin", error, error_bytes);
+        rc = check_listener(config->admin_host, "listen_admin", has_keys, error, error_bytes);
     }
     if (rc != 0) {
         return rc;

@@ -92,4 +92,23 @@ int tv_config_load(struct tv_config *ret_config, int argc, char **argv, char *er
 void tv_config_print(const struct tv_config *config, FILE *out);
 void tv_config_usage(FILE *out);
 
+/* keys.c. Bearer keys; several of one name are a rotation. */
+enum { TV_SCOPE_VERIFY = 1, TV_SCOPE_METRICS = 2, TV_SCOPE_ADMIN = 4 };
+#define TV_KEYS_MAX             1024
+#define TV_KEY_SECRET_BYTES_MAX 256
+struct tv_key {
+    char name[33];
+    int scopes;      /* TV_SCOPE_... together */
+    uint8_t sum[32]; /* SHA-256 of the secret */
+};
+struct tv_keys {
+    struct tv_key *keys; /* owned */
+    int32_t count;
+};
+/* The keys of a file, at least one. -EBADMSG with text, which quotes no line. */
+int tv_keys_load(const char *path, struct tv_keys *ret_keys, char *error, size_t error_bytes);
+void tv_keys_finish(struct tv_keys *keys);
+/* The key of this secret, or NULL; takes as long for every secret of the same length. */
+const struct tv_key *tv_keys_find(const struct tv_keys *keys, const char *secret, size_t bytes);
+
 #endif

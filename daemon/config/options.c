@@ -478,8 +478,11 @@ static const struct tv_option table[] = {
      "folder for reproducers, which exists; unset: systemd's, $XDG_STATE_HOME/treeverify, "
      "/var/lib/treeverify",
      parse_text, tv_options_print_text, AT(state_dir), TEXT(state_dir)},
-    {"api_key_file", "FILE", "keys; not served in this version", parse_text, tv_options_print_text,
-     AT(api_key_file), TEXT(api_key_file)},
+    {"api_key_file", "FILE",
+     "bearer keys, one name:scope[,scope]:secret a line (scopes verify, metrics, admin); read "
+     "again at "
+     "SIGHUP; unset: no keys, and listeners on loopback alone",
+     parse_text, tv_options_print_text, AT(api_key_file), TEXT(api_key_file)},
     INT("max_sessions", max_sessions, 1, 1 << 20, "open sessions"),
     INT("queue_max", queue_max, 1, 1 << 20, "calls that may wait for the worker"),
     INT("launch_max_s", launch_max_s, 0, 3600,

@@ -93,8 +93,9 @@ static int check_head(struct http_conn *conn, const char *method,
         return -EINVAL;
     }
     int rc = tv_http_route(conn->uri, method, conn->admin, &conn->route, request, problem);
-    if (rc != 0) {
-        return rc;
+    if (rc != 0) { /* what there is, is told to those with a key alone */
+        int denied = tv_http_authorize(conn, headers, 0, problem);
+        return denied != 0 ? denied : rc;
     }
     conn->body_max = body_limit(conn);
     if (conn->route.body == HTTP_BODY_NONE && headers->has_body) {
@@ -110,7 +111,8 @@ static int check_head(struct http_conn *conn, const char *method,
                        conn->body_max);
         return -EINVAL;
     }
-    if (check_key(conn, headers, problem) != 0) {
+    if (tv_http_authorize(conn, headers, 1, problem) != 0 ||
+        check_key(conn, headers, problem) != 0) {
         return -EINVAL;
     }
     return tv_http_query(conn->uri, &conn->http->limits, request, problem);

@@ -14,6 +14,7 @@
 #include "http/conn.h"
 
 #define RAW_HEAD_BYTES 1024
+#define CHALLENGE      "Bearer realm=\"treeverify\""
 
 /* The answer is on its way, whatever becomes of it. */
 static void count_answer(struct http_conn *conn, int http_status)
@@ -55,6 +56,9 @@ static int add_headers(struct MHD_Response *response, const struct http_conn *co
     }
     if (rc == 0 && reply->allow != NULL) {
         rc = add_header(response, "Allow", reply->allow);
+    }
+    if (rc == 0 && reply->code == TV_UNAUTHENTICATED) {
+        rc = add_header(response, "WWW-Authenticate", CHALLENGE);
     }
     if (rc == 0 && reply->retry_after_s > 0) {
         (void)snprintf(number, sizeof number, "%d", reply->retry_after_s); /* fits */
@@ -140,11 +144,13 @@ static void write_raw(int fd, const struct tv_call *call)
         (void)snprintf(allow, sizeof allow, "Allow: %s\r\n", reply->allow);
     }
     const char *reason = MHD_get_reason_phrase_for((unsigned int)reply->http_status);
-    int length = snprintf(head, sizeof head,
-                          "HTTP/1.1 %d %s\r\nDate: %s\r\nConnection: close\r\n%s%s"
-                          "X-Request-Id: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n",
-                          reply->http_status, reason, date, retry, allow, call->request_id,
-                          reply->content_type, reply->body.bytes);
+    int length =
+        snprintf(head, sizeof head,
+                 "HTTP/1.1 %d %s\r\nDate: %s\r\nConnection: close\r\n%s%s%s"
+                 "X-Request-Id: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n",
+                 reply->http_status, reason, date, retry, allow,
+                 reply->code == TV_UNAUTHENTICATED ? "WWW-Authenticate: " CHALLENGE "\r\n" : "",
+                 call->request_id, reply->content_type, reply->body.bytes);
     if (length > 0 && (size_t)length < sizeof head && reply->body.failed == 0) {
         struct iovec parts[2] = {{.iov_base = head, .iov_len = (size_t)length},
                                  {.iov_base = reply->body.data, .iov_len = reply->body.bytes}};

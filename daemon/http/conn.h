@@ -98,6 +98,10 @@ struct tv_http {
     pthread_t watch;
     int watch_started;
 
+    char key_file[4096];       /* "": no keys */
+    pthread_mutex_t keys_lock; /* guards keys */
+    struct tv_keys keys;
+
     /* seq_cst: a submitter counts itself before it reads `closed`, the closer sets `closed` before
      * it reads the count; one of them must see the other. */
     atomic_int closed, submitting;
@@ -153,11 +157,20 @@ struct http_headers {
     uint64_t length;
     int is_json;                                  /* the media type of the body */
     char request_id[TV_REQUEST_ID_BYTES_MAX + 1]; /* "" when none is usable */
-    int keys;                                     /* how many Idempotency-Key there are */
-    char key[TV_KEY_BYTES_MAX + 1];               /* the last one, "" when it is of no use */
+    int credentials;                              /* how many Authorization there are */
+    const char *secret;  /* of a bearer key, the connection's; valid during the callback */
+    size_t secret_bytes; /* 0: none of use */
+    int keys;            /* how many Idempotency-Key there are */
+    char key[TV_KEY_BYTES_MAX + 1]; /* the last one, "" when it is of no use */
 };
 int tv_http_headers_walk(struct MHD_Connection *connection, const char *version,
                          struct http_headers *ret_headers, struct tv_problem *problem);
+
+/* auth.c. Read the key file, if there is one, and put its keys in force. -EBADMSG with text. */
+int tv_http_keys_load(struct tv_http *http, char *error, size_t error_bytes);
+/* May this request be: 0 and the call has its principal, or -EINVAL with the problem set. */
+int tv_http_authorize(struct http_conn *conn, const struct http_headers *headers, int is_routed,
+                      struct tv_problem *problem);
 
 /* watch.c: the clock and the notice of clients that left. */
 /* This connection begins to write its call's answer. Where all of them are too much, the ones cut

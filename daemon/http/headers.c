@@ -120,6 +120,26 @@ static void take_key(struct http_headers *headers, const char *text, size_t byte
     headers->key[bytes] = '\0';
 }
 
+/* Authorization: Bearer and a secret; another scheme, or a secret that none can be, is of no use.
+ */
+static void take_secret(struct http_headers *headers, const char *text, size_t bytes)
+{
+    static const char scheme[] = "Bearer ";
+    size_t at = sizeof scheme - 1;
+    headers->credentials++;
+    headers->secret_bytes = 0;
+    if (bytes <= at || strncasecmp(text, scheme, at) != 0) {
+        return;
+    }
+    while (at < bytes && text[at] == ' ') {
+        at++;
+    }
+    if (bytes - at <= TV_KEY_SECRET_BYTES_MAX) {
+        headers->secret = text + at;
+        headers->secret_bytes = bytes - at;
+    }
+}
+
 static void refuse(struct walk *walk, enum tv_code code, const char *detail)
 {
     if (!walk->failed) {
@@ -165,6 +185,8 @@ static enum MHD_Result visit(void *context, enum MHD_ValueKind kind, const char 
         }
     } else if (is_named(name, name_bytes, "Expect")) {
         headers->wants_continue = 1;
+    } else if (is_named(name, name_bytes, "Authorization")) {
+        take_secret(headers, value, value_bytes);
     } else if (is_named(name, name_bytes, "Idempotency-Key")) {
         take_key(headers, value, value_bytes);
     } else if (is_named(name, name_bytes, "X-Request-Id")) {
@@ -194,6 +216,9 @@ int tv_http_headers_walk(struct MHD_Connection *connection, const char *version,
     }
     if (walk.hosts > 1 || (walk.hosts == 0 && !is_old)) {
         refuse(&walk, TV_BAD_REQUEST, "exactly one Host is needed");
+    }
+    if (ret_headers->credentials > 1) {
+        refuse(&walk, TV_BAD_REQUEST, "there is more than one Authorization");
     }
     if (walk.types > 1) {
         refuse(&walk, TV_BAD_REQUEST, "there is more than one Content-Type");

@@ -162,6 +162,12 @@ static void say_library(struct tv_http *http)
     int is_old = fields < 3 || major * 1000000 + minor * 1000 + patch < 1000003;
     tv_sched_http_library_set(http->sched, version);
     tv_log(TV_LOG_INFO, "http: libmicrohttpd %s", version);
+    if (!is_loopback_url(http->work.url)) {
+        tv_log(TV_LOG_WARNING,
+               "http: %s can be reached from other machines, and what is said there "
+               "is not encrypted, keys included: put a proxy with TLS in front",
+               http->work.url);
+    }
     if (is_old && !is_loopback_url(http->work.url)) {
         tv_log(TV_LOG_WARNING,
                "http: libmicrohttpd %s takes requests that two parsers can read differently; put a "
@@ -228,6 +234,8 @@ int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
     http->work = (struct http_listener){.http = http, .fd = -1};
     http->admin = (struct http_listener){.http = http, .fd = -1};
     (void)pthread_mutex_init(&http->lock, NULL); /* cannot fail with default attributes */
+    (void)pthread_mutex_init(&http->keys_lock, NULL);
+    memcpy(http->key_file, config->api_key_file, sizeof http->key_file);
     atomic_init(&http->closed, 0);
     atomic_init(&http->submitting, 0);
     atomic_init(&http->bodies_bytes, 0);
@@ -236,6 +244,9 @@ int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
     if (rc != 0) {
         (void)snprintf(error, error_bytes, "no random bytes: %s", strerror(-rc));
     } else {
+        rc = tv_http_keys_load(http, error, error_bytes);
+    }
+    if (rc == 0) {
         rc = start_all(http, config, error, error_bytes);
     }
     if (rc != 0) {
@@ -323,5 +334,7 @@ void tv_http_destroy(struct tv_http *http)
     stop_listener(&http->work);
     stop_listener(&http->admin);
     (void)pthread_mutex_destroy(&http->lock);
+    (void)pthread_mutex_destroy(&http->keys_lock);
+    tv_keys_finish(&http->keys);
     free(http);
 }

@@ -23,6 +23,8 @@ int tv_http_probe(const struct tv_config *config, char *error, size_t error_byte
  * -EACCES and the like with text: an address cannot be bound (exit 78); -ENOMEM, -EAGAIN. */
 int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
                    struct tv_http **ret_http, char *error, size_t error_bytes);
+/* Read the key file again: 0, or -EBADMSG, said in the log, with the keys as they were. */
+int tv_http_reload(struct tv_http *http);
 /* "http://127.0.0.1:8471"; admin: "" when that listener is off. */
 const char *tv_http_url(const struct tv_http *http, int admin);
 /* Connections of the work listener that are in a request, or were within the last quiet_ms. */

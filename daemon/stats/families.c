@@ -19,6 +19,7 @@ static const char *const stage_names[] = {
 static const char *const replay_names[] = {"stored", "attached"};
 static const char *const guess_names[] = {"hit", "alt", "skip"};
 static const char *const device_names[] = {"sticky", "recoverable"};
+static const char *const reload_names[] = {"done", "failed"};
 static const char *const listener_names[] = {"work", "admin"};
 
 static uint64_t read_cell(const _Atomic uint64_t *cell)
@@ -88,6 +89,9 @@ static void write_requests(const struct tv_stats *stats, const struct tv_stats_n
     labelled(text, "treeverify_http_rejected_total",
              "Requests refused before anything of them was looked up, by code.", "reason",
              names->codes, TV_STATS_CODES, stats->http_rejected);
+    labelled(text, "treeverify_config_reloads_total",
+             "Reloads (SIGHUP); a failed one has changed nothing.", "result", reload_names, 2,
+             stats->reloads);
     labelled(text, "treeverify_problems_total", "Requests answered with a problem, by code.",
              "code", names->codes, TV_STATS_CODES, stats->problems);
 }

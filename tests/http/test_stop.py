@@ -244,7 +244,7 @@ class StopTest(unittest.TestCase):
         self.assertEqual(self.exit_code("--model", "m", "--listen", "0.0.0.0:0")[0], 78)
         code, text, _ = self.exit_code("--model", "m", "--api-key-file", "keys")
         self.assertEqual(code, 78)
-        self.assertIn("not served", text)
+        self.assertIn("No such file", text)
         self.assertEqual(self.exit_code("--model", "m", env={"TREEVERIFY_THREADS": "x"})[0], 78)
         self.assertEqual(self.exit_code("--model", "m", "--config", "/nonexistent")[0], 78)
         self.assertEqual(self.exit_code()[0], 64)

@@ -109,7 +109,7 @@ class Contract:
         item = self.item(url)
         method = "GET" if method == "HEAD" else method
         if item is None or method.lower() not in item:
-            if status in (400, 404, 405):
+            if status in (400, 401, 404, 405):
                 return self.document["components"]["responses"]["Problem"]
             raise Mismatch(f"{method} {url}: {status} on an undocumented route")
         responses = item[method.lower()]["responses"]
@@ -181,5 +181,7 @@ class Contract:
             raise Mismatch(f"{where}: no session_state")
         if status in (429, 503) and not headers.get("retry-after", "").isdigit():
             raise Mismatch(f"{where}: no Retry-After")
+        if (status == 401) != ("www-authenticate" in headers):
+            raise Mismatch(f"{where}: WWW-Authenticate comes with 401, and with nothing else")
         if status == 405 and not headers.get("allow"):
             raise Mismatch(f"{where}: no Allow")

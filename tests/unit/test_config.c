@@ -349,8 +349,46 @@ static void test_listeners_stay_on_loopback(void **state)
     assert_int_equal(load_pair("--listen", "0.0.0.0:1"), -EBADMSG);
     assert_non_null(strstr(error, "api_key_file"));
     assert_int_equal(load_pair("--api-key-file", "keys"), -EBADMSG);
-    assert_non_null(strstr(error, "not served"));
+    assert_non_null(strstr(error, "No such file"));
     assert_int_equal(load_pair("--listen", "127.8.9.1:1"), 0);
+    const char *path = write_file("someone:verify:a-secret-of-16-bytes\n");
+    for (size_t i = 0; i + 1 < sizeof open_hosts / sizeof open_hosts[0]; i++) {
+        assert_int_equal(load("--model", "m", "--listen", open_hosts[i], "--api-key-file", path,
+                              (const char *)NULL),
+                         0);
+    }
+    assert_int_equal(unlink(path), 0);
+}
+
+/* Rotation, scopes, and that nothing but the whole secret is one. */
+static void test_keys(void **state)
+{
+    (void)state;
+    struct tv_keys keys;
+    const char *path =
+        write_file("# two of one name\n\na:verify:secret-number-one-1\n"
+                   "a:admin,metrics:secret-number-two-22\r\nb:metrics:secret-3-secret-3");
+    assert_int_equal(tv_keys_load(path, &keys, error, sizeof error), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(keys.count, 3);
+    const struct tv_key *first = tv_keys_find(&keys, "secret-number-one-1", 19);
+    const struct tv_key *second = tv_keys_find(&keys, "secret-number-two-22", 20);
+    const struct tv_key *third = tv_keys_find(&keys, "secret-3-secret-3", 17);
+    assert_non_null(first);
+    assert_non_null(second);
+    assert_non_null(third);
+    assert_string_equal(first->name, "a");
+    assert_string_equal(second->name, "a");
+    assert_string_equal(third->name, "b");
+    assert_int_equal(first->scopes, TV_SCOPE_VERIFY);
+    assert_int_equal(second->scopes, TV_SCOPE_ADMIN | TV_SCOPE_METRICS);
+    assert_int_equal(third->scopes, TV_SCOPE_METRICS);
+    assert_null(tv_keys_find(&keys, "secret-number-one-1", 18));
+    assert_null(tv_keys_find(&keys, "secret-number-two-2", 19));
+    assert_null(tv_keys_find(&keys, "", 0));
+    tv_keys_finish(&keys);
+    assert_null(tv_keys_find(&keys, "secret-number-one-1", 19));
+    tv_keys_finish(&keys);
 }
 
 static void test_between_options(void **state)
@@ -454,6 +492,7 @@ int main(void)
         cmocka_unit_test(test_integer_ranges),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_listeners_stay_on_loopback),
+        cmocka_unit_test(test_keys),
         cmocka_unit_test(test_between_options),
         cmocka_unit_test(test_print),
         cmocka_unit_test(test_shares_are_printed_shortest),
