@@ -99,6 +99,8 @@ def other_value(key, value, default):
         return "7"
     if key in ("listen", "listen_admin"):
         return "127.0.0.1:4242"
+    if value == "SEED|off":
+        return "7"
     if len(words) > 1 and all(re.fullmatch(r"\w+", word) for word in words):
         return next(word for word in words if word != default)
     if value == "N" or value == "BYTES":
