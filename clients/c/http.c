@@ -20,11 +20,13 @@
 #define ANSWER_VALUES_MAX ((size_t)4 << 20)
 #define BACKOFF_MS_MAX    5000
 #define URL_BYTES_MAX     1024
+#define KEY_BYTES_MAX     256
 
 struct tv_client {
     CURL *curl;
     struct tv_client_options options;
     char url[URL_BYTES_MAX];
+    char authorization[KEY_BYTES_MAX + 32]; /* the header, or "" */
 };
 
 static int64_t now_ms(void)
@@ -71,12 +73,24 @@ static int check_url(const char *url)
     return 0;
 }
 
+/* A secret that would end the header, or that no server takes, is refused. */
+static int check_key(const char *key)
+{
+    size_t bytes = strlen(key);
+    for (size_t i = 0; i < bytes; i++) {
+        if (key[i] <= 0x20 || key[i] >= 0x7f) {
+            return -EINVAL;
+        }
+    }
+    return bytes > 0 && bytes <= KEY_BYTES_MAX ? 0 : -EINVAL;
+}
+
 int tv_client_create(const struct tv_client_options *options, struct tv_client **ret_client)
 {
     if (options->url == NULL || check_url(options->url) != 0 ||
         strlen(options->url) >= URL_BYTES_MAX || options->connect_ms < 1 ||
         options->attempt_ms < 1 || options->total_ms < 1 || options->retries_max < 0 ||
-        options->backoff_ms < 1) {
+        options->backoff_ms < 1 || (options->key != NULL && check_key(options->key) != 0)) {
         return -EINVAL;
     }
     struct tv_client *client = calloc(1, sizeof(*client));
@@ -94,6 +108,11 @@ int tv_client_create(const struct tv_client_options *options, struct tv_client *
     }
     client->options = *options;
     client->options.url = client->url;
+    client->options.key = NULL;
+    if (options->key != NULL) {
+        (void)snprintf(client->authorization, sizeof(client->authorization),
+                       "Authorization: Bearer %s", options->key); /* fits */
+    }
     size_t bytes = strlen(options->url);
     if (options->url[bytes - 1] == '/') {
         bytes--;
@@ -110,6 +129,7 @@ void tv_client_destroy(struct tv_client *client)
         return;
     }
     curl_easy_cleanup(client->curl);
+    explicit_bzero(client->authorization, sizeof(client->authorization));
     curl_global_cleanup(); /* counted by libcurl: one for each successful init */
     free(client);
 }
@@ -305,6 +325,9 @@ int tv_client_request_keyed(struct tv_client *client, const char *method, const 
     tv_buf_append(&url, "", 1);
     headers = add_header(headers, "Expect:", &failed); /* bodies are small: do not ask first */
     headers = add_header(headers, "Accept: application/json, application/problem+json", &failed);
+    if (client->authorization[0] != '\0') {
+        headers = add_header(headers, client->authorization, &failed);
+    }
     if (body != NULL) {
         headers = add_header(headers, "Content-Type: application/json", &failed);
     }

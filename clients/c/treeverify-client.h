@@ -35,6 +35,7 @@ struct tv_json;
 
 struct tv_client_options {
     const char *url;    /* http://HOST:PORT, no path; copied */
+    const char *key;    /* secret of a bearer key, sent with every call; copied; NULL: none */
     int32_t connect_ms; /* deadline of one connection attempt */
     int32_t attempt_ms; /* deadline of one attempt */
     int32_t total_ms;   /* deadline of a call with all its retries and pauses */
@@ -93,7 +94,8 @@ struct tv_client_round {
 
 /* Defaults: connect 5 s, attempt 30 s, total 120 s, 4 retries from 100 ms; url NULL. */
 void tv_client_options_init(struct tv_client_options *ret_options);
-/* Makes no connection yet. 0; -EINVAL: not an http(s) URL of host and port; -ENOMEM. */
+/* Makes no connection yet. 0; -EINVAL: not an http(s) URL of host and port, or a key with
+ * bytes that no header can have, or above 256 of them; -ENOMEM. */
 int tv_client_create(const struct tv_client_options *options, struct tv_client **ret_client);
 void tv_client_destroy(struct tv_client *client); /* NULL is fine */
 

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define READ_STEP 65536
+#define READ_STEP          65536
+#define KEY_FILE_BYTES_MAX 4096
 
 void tv_cli_init(struct tv_cli *ret_cli)
 {
@@ -30,7 +31,8 @@ int tv_cli_option(struct tv_cli *cli, int option, const char *help)
         cli->json = 1;
         return -1;
     case TV_CLI_OPT_KEY_FILE:
-        return tv_cli_usage("--key-file: this version has no keys");
+        cli->key_file = optarg;
+        return -1;
     case TV_CLI_OPT_HELP:
         (void)fputs(help, stdout);
         return TV_CLI_OK;
@@ -94,12 +96,50 @@ int tv_cli_parse_real(const char *text, double lo, double hi, double *ret)
     return 0;
 }
 
+/* The first line of the file. TV_CLI_OK, or the exit code after saying why. */
+static int read_key(const char *path, char **ret_key)
+{
+    size_t bytes = 0;
+    int code = tv_cli_read_file(path, KEY_FILE_BYTES_MAX, ret_key, &bytes);
+    if (code == TV_CLI_OK) {
+        size_t end = 0;
+        while (end < bytes && (*ret_key)[end] != '\n' && (*ret_key)[end] != '\r') {
+            end++;
+        }
+        char *key = realloc(*ret_key, bytes + 1);
+        if (key == NULL) {
+            free(*ret_key);
+            (void)fputs("treeverify: out of memory\n", stderr);
+            return TV_CLI_MEMORY;
+        }
+        key[end] = '\0';
+        *ret_key = key;
+    }
+    return code;
+}
+
 int tv_cli_connect(const struct tv_cli *cli, struct tv_client **ret_client)
 {
     struct tv_client_options options;
     tv_client_options_init(&options);
     options.url = cli->url;
+    char *key = NULL;
+    if (cli->key_file != NULL) {
+        int code = read_key(cli->key_file, &key);
+        if (code != TV_CLI_OK) {
+            return code;
+        }
+        options.key = key;
+    }
     int error = tv_client_create(&options, ret_client);
+    if (key != NULL) {
+        explicit_bzero(key, strlen(key));
+        free(key);
+    }
+    if (error == -EINVAL && cli->key_file != NULL) {
+        return tv_cli_usage("'%.200s' is not http://HOST:PORT, or %.200s has no key", cli->url,
+                            cli->key_file);
+    }
     if (error == -EINVAL) {
         return tv_cli_usage("'%.200s' is not http://HOST:PORT", cli->url);
     }

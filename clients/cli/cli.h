@@ -30,6 +30,7 @@ enum tv_cli_exit {
 
 struct tv_cli {
     const char *url;
+    const char *key_file; /* whose first line is the key, or NULL */
     int json;
 };
 

@@ -15,7 +15,7 @@ static const char help[] =
     "  parity    compare the fast path with the naive oracle\n"
     "\n"
     "Every command knows --url URL (default: $TREEVERIFY_URL, else http://127.0.0.1:8471),\n"
-    "--json and --help.\n"
+    "--key-file FILE (its first line is the server's key), --json and --help.\n"
     "\n"
     "exit codes:\n"
     "   0  done\n"

@@ -88,13 +88,32 @@ class Cli(unittest.TestCase):
         self.assertIn("vocabulary 260", text)
         self.assertTrue(json.loads(self.run_client("health", "--deep", "--json")[0])["ready"])
 
+    def test_keys(self):
+        """The first line of --key-file is sent; without one, or with another, the server says no."""
+        secret = "a-secret-of-the-command-line"
+        with tempfile.TemporaryDirectory() as folder:
+            keys, own, other, none = (os.path.join(folder, name) for name in ("keys", "own", "other", "none"))
+            for path, text in ((keys, f"cli:verify:{secret}\n"), (own, secret + "\n"), (other, "x" * 20), (none, "\n")):
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+                    file.write(text)
+            with Daemon(SERVER, MODEL, "--api-key-file", keys) as daemon:
+                proxy = ContractProxy(daemon.host, daemon.port)
+                try:
+                    self.run_client("parity", "--key-file", own, url=proxy.url)
+                    for arguments in ((), ("--key-file", other)):
+                        _, error = self.run_client("parity", *arguments, url=proxy.url, code=76)
+                        self.assertIn("unauthenticated", error)
+                    self.run_client("parity", "--key-file", none, url=proxy.url, code=64)
+                finally:
+                    proxy.close()
+
     def test_usage(self):
         self.run_client(code=64)
         self.run_client("frobnicate", code=64)
         self.run_client("health", "extra", code=64)
         self.run_client("health", "--no-such-option", code=64)
         self.run_client("health", "--url", "ftp://x", code=64)
-        self.run_client("health", "--key-file", "x", code=64)
+        self.run_client("health", "--key-file", "/nonexistent/key", code=66)
         self.run_client("generate", code=64)
         self.run_client("generate", "", code=64)
         self.run_client("generate", "--nodes", "0", "x", code=64)

@@ -452,6 +452,20 @@ static void urls(void **state)
     options.url = "http://localhost:8471/";
     assert_int_equal(tv_client_create(&options, &client), 0);
     tv_client_destroy(client);
+    char key[258];
+    memset(key, 'k', sizeof(key));
+    key[257] = '\0';
+    static const char *const bad_keys[] = {"", "a b", "a\r\nX: y", "a\tb", "\x7f", "\xc3\xa9"};
+    options.key = key;
+    assert_int_equal(tv_client_create(&options, &client), -EINVAL);
+    for (size_t i = 0; i < sizeof(bad_keys) / sizeof(bad_keys[0]); i++) {
+        options.key = bad_keys[i];
+        assert_int_equal(tv_client_create(&options, &client), -EINVAL);
+    }
+    key[256] = '\0';
+    options.key = key;
+    assert_int_equal(tv_client_create(&options, &client), 0);
+    tv_client_destroy(client);
     tv_client_destroy(NULL);
 }
 
