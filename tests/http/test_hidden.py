@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 import numpy as np
@@ -343,6 +344,52 @@ class HiddenTest(unittest.TestCase):
         self.assertEqual(self.client.raw("POST", "/v1/verify", body)[0], 200)
         want["hidden"]["rows"].append(nodes)
         self.assertEqual(self.client.raw("POST", "/v1/verify", body)[0], 422)
+
+
+class BetweenTest(unittest.TestCase):
+    """A prompt's pass is interrupted by rounds that ask for hidden rows too: neither sees the other's."""
+
+    def test_bits(self):
+        with Daemon(PROGRAM, os.path.join(MODELS, "v3"), "--threads", "1", "--taps", "0,1,2,3") as daemon:
+            client = daemon.client()
+            prompt = [1 + (7 * i) % 300 for i in range(200 if SCALE < 1 else 700)]
+            create = {"tokens": prompt, "sampling": GREEDY, "want": {"hidden": {"rows": "all", "dtype": "bf16"}}}
+            tree = {"tokens": [3, 4, 5, 6], "parents": [-1, 0, 1, 0]}
+            round = {"tokens": prompt[:20], "tree": tree, "sampling": GREEDY, "want": {"hidden": {"rows": "all"}}}
+            alone = client.post("/v1/sessions", create)["hidden"], client.post("/v1/verify", round)["hidden"]
+            ended, rounds = threading.Event(), []
+
+            def others():
+                caller = daemon.client()
+                while not ended.is_set() or not rounds:
+                    rounds.append(caller.post("/v1/verify", round)["hidden"])
+                caller.close()
+
+            thread = threading.Thread(target=others)
+            thread.start()
+            try:
+                again = client.post("/v1/sessions", create)["hidden"]
+            finally:
+                ended.set()
+                thread.join()
+            self.assertEqual(again, alone[0])
+            self.assertEqual(rounds, [alone[1]] * len(rounds))
+            client.close()
+
+
+class FetchLimitTest(unittest.TestCase):
+    def test_limit(self):
+        """1 MiB for all sessions, as f32 whatever the dtype: four rounds of 256 rows, and of the fifth the oldest goes."""
+        options = ("--threads", "1", "--taps", "0,1,2,3", "--fetch-bytes", str(1 << 20))
+        with Daemon(PROGRAM, os.path.join(MODELS, "v3"), *options) as daemon:
+            client = daemon.client()
+            want = {"hidden": {"rows": "all", "via": "fetch", "dtype": "fp8_e4m3"}}
+            links = []
+            for _ in range(5):
+                session = Session(client, [1, 2, 3], sampling=GREEDY)
+                links.append(session.verify(list(range(255)), [0] * 255, want=want)["hidden"]["href"])
+            self.assertEqual([client.raw("GET", link)[0] for link in links], [410, 200, 200, 200, 200])
+            client.close()
 
 
 class StartTest(unittest.TestCase):

@@ -159,6 +159,29 @@ static void test_inline_bytes(void **state)
     tv_request_finish(&r);
 }
 
+/* What is kept to be fetched counts as f32, beside logits, to the limit and not above it. */
+static void test_fetch_bytes(void **state)
+{
+    static const char body[] = "{" HEAD "," TREE ",\"want\":{\"rows\":\"all\",\"logits\":"
+                               "{\"via\":\"fetch\",\"rows\":[0]},\"hidden\":"
+                               "{\"via\":\"fetch\",\"dtype\":\"f16\"}}}";
+    struct tv_request_limits limits = tapped;
+    struct tv_request r;
+
+    (void)state;
+    limits.fetch_bytes = 307 * 4 + 3 * 3 * 8 * 4;
+    take(&limits, TV_CALL_VERIFY, body, &r);
+    assert_int_equal(r.want.fetch_bytes_most, limits.fetch_bytes);
+    assert_int_equal(r.want.inline_bytes_most, 0);
+    tv_request_finish(&r);
+    limits.fetch_bytes--;
+    deny(&limits, TV_CALL_VERIFY, body, TV_WRONG_VALUE, "/want");
+    limits.fetch_bytes = 3 * 5 * 4;
+    take(&limits, TV_CALL_VERIFY, WANT("{\"via\":\"fetch\",\"project\":true}"), &r);
+    tv_request_finish(&r);
+    deny(&limits, TV_CALL_VERIFY, WANT("{\"via\":\"fetch\"}"), TV_WRONG_VALUE, "/want");
+}
+
 static void test_create(void **state)
 {
     struct tv_request_limits limits = tapped;
@@ -336,10 +359,11 @@ static void test_long_blocks_join(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_all_members),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_inline_bytes),
-        cmocka_unit_test(test_create),   cmocka_unit_test(test_body_hash),
-        cmocka_unit_test(test_fp8_e4m3), cmocka_unit_test(test_long_blocks_join),
+        cmocka_unit_test(test_defaults),         cmocka_unit_test(test_all_members),
+        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_inline_bytes),
+        cmocka_unit_test(test_fetch_bytes),      cmocka_unit_test(test_create),
+        cmocka_unit_test(test_body_hash),        cmocka_unit_test(test_fp8_e4m3),
+        cmocka_unit_test(test_long_blocks_join),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
