@@ -22,7 +22,7 @@ def main():
         return SKIP
     if check == "lint":
         config = ["--config", os.path.join(package, "pyproject.toml"), "--no-cache"]
-        folders = [package, *(os.path.join(root, "tests", name) for name in ("python", "bench"))]
+        folders = [package, os.path.join(root, "tests", "python")]
         return subprocess.run([program, "check", *config, *folders], cwd=root, check=False).returncode
     with tempfile.TemporaryDirectory() as cache:
         command = [program, "--strict", "--cache-dir", cache, "--python-executable", sys.executable, "src"]
