@@ -46,6 +46,15 @@ struct tv_path_rows {
     float *margins; /* [count] */
     float *ties;  /* [count]: the margin over the score of the last expert chosen; written always */
     float *moved; /* [prefix_len] */
+    /* Whose experts the rows have; not owned, NULL: nobody keeps them. Two passes over the same
+     * rows that differ in the order of sums alone are the same model only with the same choices. */
+    struct tv_path_choices *choices;
+};
+/* The experts of every row and layer, in order of choice: written by a pass, or, where `follow` is
+ * set, those that the rows have whatever their own scores say. */
+struct tv_path_choices {
+    int follow;
+    int32_t *experts; /* [layers, count, experts_per_token], -1: none; the caller's */
 };
 /* A cache of bf16 is asked for what it holds: its kernels take queries of that type too. With twins
  * every row but the first prefix_len has its queries rounded as the contract says. The absorbed

@@ -111,37 +111,60 @@ static void scores_fill(const struct tv_model_config *config, float *scores)
     }
 }
 
-/* One row: scores (gate logits on entry) -> weights [experts], 0 for those not chosen. choice:
- * [experts]; taken: [experts + n_group]. Returns how far every score must move at least before
- * another expert is chosen; *ret_last is the score of the last one chosen. */
-static float route(const struct tv_model_config *config, const float *bias, float *scores,
-                   float *choice, uint8_t *taken, float *weights, float *ret_last)
+/* What the choice of one row needs, and what it leaves. */
+struct route {
+    const struct tv_model_config *config;
+    const float *bias; /* NULL: none */
+    float *choice;     /* [experts] */
+    uint8_t *taken;    /* [experts + n_group] */
+    int32_t *experts;  /* [experts_per_token]: kept, or to be followed; NULL: neither */
+    int follow;
+    float last; /* score of the last one chosen */
+};
+
+static int32_t expert_choose(const struct route *route, int32_t k)
 {
+    if (route->experts != NULL && route->follow) {
+        return route->experts[k];
+    }
+    int32_t expert = largest(route->choice, route->taken, route->config->experts);
+    if (route->experts != NULL) {
+        route->experts[k] = expert;
+    }
+    return expert;
+}
+
+/* One row: scores (gate logits on entry) -> weights [experts], 0 for those not chosen. Returns how
+ * far every score must move at least before another expert is chosen. */
+static float route_row(struct route *route, float *scores, float *weights)
+{
+    const struct tv_model_config *config = route->config;
     size_t experts = (size_t)config->experts;
     int grouped = config->n_group > 1 && config->topk_method != TV_TOPK_GREEDY;
     double sum = 0.0;
     scores_fill(config, scores);
     for (size_t i = 0; i < experts; i++) {
-        choice[i] = scores[i] + (bias != NULL ? bias[i] : 0.0f);
+        route->choice[i] = scores[i] + (route->bias != NULL ? route->bias[i] : 0.0f);
         weights[i] = 0.0f;
     }
-    memset(taken, 0, experts + (size_t)(grouped ? config->n_group : 0));
-    float margin = grouped ? groups_exclude(config, choice, taken) : INFINITY;
+    memset(route->taken, 0, experts + (size_t)(grouped ? config->n_group : 0));
+    float margin = grouped ? groups_exclude(config, route->choice, route->taken) : INFINITY;
     float last_chosen = INFINITY;
+    route->last = 0.0f;
     for (int32_t k = 0; k < config->experts_per_token; k++) {
-        int32_t expert = largest(choice, taken, config->experts);
+        int32_t expert = expert_choose(route, k);
         if (expert < 0) {
             break; /* fewer experts in the kept groups than are wanted */
         }
-        taken[expert] = 1;
-        last_chosen = choice[expert];
-        *ret_last = scores[expert];
+        route->taken[expert] = 1;
+        last_chosen = route->choice[expert];
+        route->last = scores[expert];
         weights[expert] = scores[expert];
         sum += (double)scores[expert];
     }
-    int32_t left = largest(choice, taken, config->experts);
+    int32_t left = largest(route->choice, route->taken, config->experts);
     if (left >= 0) {
-        margin = fminf(margin, (last_chosen - choice[left]) / 2.0f);
+        margin = fminf(margin, (last_chosen - route->choice[left]) / 2.0f);
     }
     double scale = config->routed_scaling_factor;
     if (config->norm_topk_prob) {
@@ -165,6 +188,19 @@ static void scores_move(const struct tv_path_rows *path, const float *scores, si
     }
 }
 
+/* Where the experts of a row in a layer are kept; NULL: nowhere. */
+static int32_t *choices_of(const struct tv_path_source *source,
+                           const struct tv_model_layer_weights *layer,
+                           const struct tv_path_rows *path, int32_t row)
+{
+    size_t at = (size_t)(layer - source->weights->layers);
+    if (path->choices == NULL) {
+        return NULL;
+    }
+    return path->choices->experts +
+           (at * (size_t)path->count + (size_t)row) * (size_t)source->config->experts_per_token;
+}
+
 /* Routing weights [rows, experts] of every row, malloc'd. */
 static int weights_make(const struct tv_path_source *source,
                         const struct tv_model_layer_weights *layer, const float *h,
@@ -176,29 +212,34 @@ static int weights_make(const struct tv_path_source *source,
     size_t groups = config->n_group > 0 ? (size_t)config->n_group : 0;
     float *scores = malloc((size_t)rows * experts * sizeof *scores);
     float *weights = malloc((size_t)rows * experts * sizeof *weights);
-    float *choice = malloc(experts * sizeof *choice);
-    uint8_t *taken = malloc(experts + groups);
     float *bias = NULL;
-    int rc = scores == NULL || weights == NULL || choice == NULL || taken == NULL ? -ENOMEM : 0;
+    struct route route = {.config = config,
+                          .choice = malloc(experts * sizeof *route.choice),
+                          .taken = malloc(experts + groups),
+                          .follow = path->choices != NULL && path->choices->follow};
+    int rc = scores == NULL || weights == NULL || route.choice == NULL || route.taken == NULL
+                 ? -ENOMEM
+                 : 0;
     if (rc == 0) {
         rc = tv_path_linear(source, &layer->router, h, rows, 0, scores);
     }
     if (rc == 0 && layer->router_bias.data != NULL) {
         rc = tv_path_tensor(source, &layer->router_bias, &bias);
     }
+    route.bias = bias;
     for (int32_t r = 0; rc == 0 && r < rows; r++) {
-        float last = 0.0f;
-        float margin = route(config, bias, scores + (size_t)r * experts, choice, taken,
-                             weights + (size_t)r * experts, &last);
+        route.experts = choices_of(source, layer, path, r);
+        float margin =
+            route_row(&route, scores + (size_t)r * experts, weights + (size_t)r * experts);
         path->margins[r] = fminf(path->margins[r], margin);
-        path->ties[r] = fminf(path->ties[r], last > 0.0f ? margin / last : INFINITY);
+        path->ties[r] = fminf(path->ties[r], route.last > 0.0f ? margin / route.last : INFINITY);
     }
     if (rc == 0 && path->twins) {
         scores_move(path, scores, experts);
     }
     free(scores);
-    free(choice);
-    free(taken);
+    free(route.choice);
+    free(route.taken);
     free(bias);
     if (rc != 0) {
         free(weights);

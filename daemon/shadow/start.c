@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "shadow/round.h"
 
 /* One round of any size: the start has nothing to protect from it. */
@@ -119,23 +120,35 @@ static int oracle_run(const struct tv_shadow_judge *self, const struct tv_path_r
     return rc;
 }
 
+/* Rows of a fast form [count, vocab] against those of the oracle. A row whose experts are undecided
+ * may be that of the other choice, but never less than numbers. */
+static double rows_differ(const struct tv_rows_check *check, int32_t vocab, const float *fast,
+                          const float *oracle, const int32_t *row_of, int32_t count, double bound)
+{
+    double worst = 0.0;
+    for (int32_t i = 0; i < count; i++) {
+        double delta = difference(fast + (size_t)i * (size_t)vocab,
+                                  oracle + (size_t)row_of[i] * (size_t)vocab, vocab);
+        if (delta <= bound || !isfinite(delta) || !tv_shadow_row_undecided(check, row_of[i])) {
+            worst = fmax(worst, delta);
+        }
+    }
+    return worst;
+}
+
 /* Both fast forms against the oracle's logits [rows, vocab]. */
 static int forms_judge(const struct tv_shadow_judge *self, const struct tv_self_test_run *run,
-                       const struct tv_path_rows *rows, const float *oracle, int kv_equal,
-                       char *detail, size_t detail_bytes)
+                       const struct tv_rows_check *check, const float *oracle, char *detail,
+                       size_t detail_bytes)
 {
+    const struct tv_path_rows *rows = check->rows;
     int32_t vocab = tv_model_config(self->shadow->model)->vocab;
+    int kv_equal = tv_shadow_rows_equal(check);
     double bound = bound_of(oracle, (size_t)rows->count * (size_t)vocab);
-    double verify = 0.0, prefill = 0.0;
-    for (int32_t i = 0; i < run->tree->count; i++) {
-        verify = fmax(verify, difference(run->tree_logits + (size_t)i * (size_t)vocab,
-                                         oracle + (size_t)rows->row_of[i] * (size_t)vocab, vocab));
-    }
-    for (int32_t i = 0; i < run->text_count; i++) {
-        prefill =
-            fmax(prefill, difference(run->text_logits + (size_t)i * (size_t)vocab,
-                                     oracle + (size_t)run->text_rows[i] * (size_t)vocab, vocab));
-    }
+    double verify =
+        rows_differ(check, vocab, run->tree_logits, oracle, rows->row_of, run->tree->count, bound);
+    double prefill =
+        rows_differ(check, vocab, run->text_logits, oracle, run->text_rows, run->text_count, bound);
     if (verify <= bound && prefill <= bound && kv_equal) {
         return 0;
     }
@@ -161,8 +174,39 @@ static double noise_of(const struct tv_self_test_run *run, int32_t vocab,
     return noise;
 }
 
-/* Largest difference between two orders of summation; with bf16 rows the second one also rounds
- * the tree's queries, as verify does and prefill does not. */
+/* Two orders of summation. With f32 rows the second one has the experts of the first: a router that
+ * is undecided between two would show another model, not noise. With bf16 rows the second one also
+ * rounds the tree's queries, as verify does and prefill does not. */
+static int noise_passes(const struct tv_shadow_judge *self, const struct tv_path_rows *plain,
+                        const struct tv_path_rows *rows, float **ret_forwards,
+                        float **ret_backwards)
+{
+    const struct tv_model_config *config = tv_model_config(self->shadow->model);
+    struct tv_path_rows first = *plain, second = *rows; /* views, with the choices */
+    struct tv_path_choices choices = {.follow = 0};
+    size_t count = 0;
+    int rc = 0;
+    if (!is_rounded(self)) {
+        rc = tv_size_mul((size_t)config->layers, (size_t)plain->count, &count);
+        if (rc == 0) {
+            rc = tv_size_mul(count, (size_t)config->experts_per_token, &count);
+        }
+        choices.experts = rc == 0 ? calloc(count + 1, sizeof *choices.experts) : NULL;
+        if (choices.experts == NULL) {
+            return -ENOMEM;
+        }
+        first.choices = second.choices = &choices;
+    }
+    rc = oracle_run(self, &first, TV_PATH_FORWARDS, NULL, ret_forwards);
+    if (rc == 0) {
+        choices.follow = 1;
+        rc = oracle_run(self, &second, TV_PATH_BACKWARDS, NULL, ret_backwards);
+    }
+    free(choices.experts);
+    return rc;
+}
+
+/* Largest difference between the two. */
 static int noise_measure(const struct tv_shadow_judge *self, const struct tv_self_test_run *run,
                          const struct tv_path_rows *rows, double *ret_noise, char *detail,
                          size_t detail_bytes)
@@ -172,10 +216,7 @@ static int noise_measure(const struct tv_shadow_judge *self, const struct tv_sel
     float *forwards = NULL, *backwards = NULL;
     int rc = tv_path_rows_init(&plain, run->text, run->text_len, run->tree, 0);
     if (rc == 0) {
-        rc = oracle_run(self, &plain, TV_PATH_FORWARDS, NULL, &forwards);
-    }
-    if (rc == 0) {
-        rc = oracle_run(self, rows, TV_PATH_BACKWARDS, NULL, &backwards);
+        rc = noise_passes(self, &plain, rows, &forwards, &backwards);
     }
     if (rc != 0) {
         (void)snprintf(detail, detail_bytes, "measuring the noise: %s", strerror(-rc));
@@ -249,19 +290,40 @@ static int model_is_finite(const struct tv_shadow_judge *self, const struct tv_s
     return rc;
 }
 
+/* The fast forms, once the noise is known. *ret_has_numbers: the oracle's logits are finite; then
+ * the fast form is wrong, not the model. */
+static int oracle_judge(const struct tv_shadow_judge *self, const struct tv_self_test_run *run,
+                        const struct tv_path_rows *rows, double noise, int *ret_has_numbers,
+                        char *detail, size_t detail_bytes)
+{
+    const struct tv_model_config *config = tv_model_config(self->shadow->model);
+    struct tv_rows_check check = {
+        .round = self->round,
+        .rows = rows,
+        .attention = is_rounded(self) && !self->shadow->params.device->host_memory,
+        .v_dim = config->v_dim,
+        .tie = is_rounded(self) ? 0.0 : 2.0 * noise / TV_SHADOW_LOGIT_STD, /* of two paths */
+        .equal = 1};
+    const struct tv_path_watch watch = tv_shadow_rows_watch(&check);
+    float *oracle = NULL;
+    int rc = oracle_run(self, rows, TV_PATH_LANES, &watch, &oracle);
+    if (rc != 0) {
+        (void)snprintf(detail, detail_bytes, "the path oracle cannot run: %s", strerror(-rc));
+        return rc;
+    }
+    *ret_has_numbers = are_finite(oracle, (size_t)rows->count * (size_t)config->vocab);
+    rc = forms_judge(self, run, &check, oracle, detail, detail_bytes);
+    free(oracle);
+    return rc;
+}
+
 static int judge(void *context, const struct tv_self_test_run *run, double *ret_noise, char *detail,
                  size_t detail_bytes)
 {
     const struct tv_shadow_judge *self = context;
     const struct tv_shadow_round *round = self->round;
-    const struct tv_kernels *device = self->shadow->params.device;
     struct tv_path_rows rows = {0};
-    struct tv_rows_check check = {.round = round,
-                                  .rows = &rows,
-                                  .attention = is_rounded(self) && !device->host_memory,
-                                  .v_dim = tv_model_config(self->shadow->model)->v_dim,
-                                  .equal = 1};
-    float *oracle = NULL;
+    int has_numbers = 0;
     int rc = round->failed;
     if (rc == 0 && (round->captured != round->layer_count || round->nodes != run->tree->count ||
                     round->prefix_len != run->text_len)) {
@@ -270,27 +332,19 @@ static int judge(void *context, const struct tv_self_test_run *run, double *ret_
     if (rc == 0) {
         rc = tv_path_rows_init(&rows, run->text, run->text_len, run->tree, is_rounded(self));
     }
-    if (rc == 0) {
-        const struct tv_path_watch watch = tv_shadow_rows_watch(&check);
-        rc = oracle_run(self, &rows, TV_PATH_LANES, &watch, &oracle);
-    }
     if (rc != 0) {
         (void)snprintf(detail, detail_bytes, "the path oracle cannot run: %s", strerror(-rc));
         goto done;
     }
-    size_t count = (size_t)rows.count * (size_t)tv_model_config(self->shadow->model)->vocab;
-    int has_numbers = are_finite(oracle, count); /* then the fast form is wrong, not the model */
-    rc = forms_judge(self, run, &rows, oracle, tv_shadow_rows_equal(&check), detail, detail_bytes);
+    rc = noise_measure(self, run, &rows, ret_noise, detail, detail_bytes);
     if (rc == 0) {
-        has_numbers = 0; /* of this order; the noise looks at two others */
-        rc = noise_measure(self, run, &rows, ret_noise, detail, detail_bytes);
+        rc = oracle_judge(self, run, &rows, *ret_noise, &has_numbers, detail, detail_bytes);
     }
     if (rc == -EIO && !has_numbers && model_is_finite(self, run, detail, detail_bytes) == -EDOM) {
         rc = -EDOM;
     }
 done:
     tv_path_rows_finish(&rows);
-    free(oracle);
     return rc;
 }
 
