@@ -26,6 +26,7 @@
 #include "sched/sched.h"
 #include "shadow/shadow.h"
 #include "state_dir.h"
+#include "stats/stats.h"
 
 #define SHADOW_QUEUE_BYTES (256u << 20)
 #define QUIET_MS           1000 /* a connection without a request for this long is not in use */
@@ -47,6 +48,7 @@ struct service {
     struct tv_shadow *shadow;
     struct tv_sched *sched;
     struct tv_http *http;
+    struct tv_stats stats;       /* of sched and http, until both have ended */
     int64_t watchdog_us, fed_us; /* time between two words to the watchdog, 0: none; the last */
     int moving;                  /* what it was told */
 };
@@ -231,13 +233,15 @@ static int service_start(struct service *service)
         tv_log(TV_LOG_ERROR, "shadow cannot be started: %s", strerror(-rc));
         return exit_code_of(rc);
     }
-    rc = tv_sched_create(config, service->engine, service->shadow, &service->sched);
+    rc =
+        tv_sched_create(config, service->engine, service->shadow, &service->stats, &service->sched);
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "the worker cannot be started: %s", strerror(-rc));
         return exit_code_of(rc);
     }
     tv_sched_lost_watch(service->sched, on_lost, NULL);
-    rc = tv_http_create(config, service->sched, &service->http, error, sizeof error);
+    rc = tv_http_create(config, service->sched, &service->stats, &service->http, error,
+                        sizeof error);
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "%s", error);
     }

@@ -82,7 +82,7 @@ struct http_listener {
 
 struct tv_http {
     struct tv_sched *sched;
-    struct tv_stats *stats; /* sched's */
+    struct tv_stats *stats; /* not owned */
     struct tv_request_limits limits;
     size_t body_bytes, body_bytes_large;
     struct http_listener work, admin;

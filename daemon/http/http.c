@@ -208,7 +208,7 @@ static int start_all(struct tv_http *http, const struct tv_config *config, char 
     return rc;
 }
 
-int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
+int tv_http_create(const struct tv_config *config, struct tv_sched *sched, struct tv_stats *stats,
                    struct tv_http **ret_http, char *error, size_t error_bytes)
 {
     const char *names[TV_STATS_ROUTES - 1];
@@ -219,7 +219,7 @@ int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
         return -ENOMEM;
     }
     http->sched = sched;
-    http->stats = tv_sched_stats(sched);
+    http->stats = stats;
     names_count = tv_http_paths(names, sizeof names / sizeof names[0]);
     tv_sched_routes_set(sched, names, names_count);
     http->limits = *tv_sched_limits(sched);

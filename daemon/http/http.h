@@ -19,9 +19,10 @@ struct tv_http;
 /* Could the addresses be bound now? They are free again on return. As tv_http_create, which
  * decides: this is for saying so before a long load. */
 int tv_http_probe(const struct tv_config *config, char *error, size_t error_bytes);
-/* Bind and serve. config and sched outlive it until tv_http_close. -EADDRINUSE, -EADDRNOTAVAIL,
+/* Bind and serve. config and sched outlive it until tv_http_close; stats, the daemon's, until
+ * tv_http_destroy. -EADDRINUSE, -EADDRNOTAVAIL,
  * -EACCES and the like with text: an address cannot be bound (exit 78); -ENOMEM, -EAGAIN. */
-int tv_http_create(const struct tv_config *config, struct tv_sched *sched,
+int tv_http_create(const struct tv_config *config, struct tv_sched *sched, struct tv_stats *stats,
                    struct tv_http **ret_http, char *error, size_t error_bytes);
 /* Read the key file again: 0, or -EBADMSG, said in the log, with the keys as they were. */
 int tv_http_reload(struct tv_http *http);

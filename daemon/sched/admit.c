@@ -340,18 +340,18 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     switch (tv_session_judge(session, request, problem)) {
     case TV_SESSION_REPLAY:
         kept = tv_session_kept_of(session, request->seq);
-        tv_stats_add(&sched->stats.replays[TV_STATS_STORED], 1);
+        tv_stats_add(&sched->stats->replays[TV_STATS_STORED], 1);
         tv_sched_reply_replay(call, kept->body, kept->body_bytes);
         tv_session_renew(session, request->lease_s, tv_clock_us());
         return 1;
     case TV_SESSION_ATTACH:
         tv_sched_job_join(sched, session->operation, call);
-        tv_stats_add(&sched->stats.replays[TV_STATS_ATTACHED], 1);
+        tv_stats_add(&sched->stats->replays[TV_STATS_ATTACHED], 1);
         *ret_attached = 1;
         return 1;
     case TV_SESSION_JOIN:
         tv_sched_job_join(sched, session->behind, call);
-        tv_stats_add(&sched->stats.replays[TV_STATS_ATTACHED], 1);
+        tv_stats_add(&sched->stats->replays[TV_STATS_ATTACHED], 1);
         *ret_attached = 1;
         return 1;
     case TV_SESSION_SKIP:

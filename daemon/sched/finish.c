@@ -45,7 +45,7 @@ static void refuse_all(struct job *job, const struct tv_problem *problem,
 {
     tv_sched_count_end(job->sched, job->round.kind, job->rule.rule, TV_STATS_FAILED);
     if (problem->code == TV_NUMERIC_FAULT) {
-        tv_stats_add(&job->sched->stats.nonfinite, 1);
+        tv_stats_add(&job->sched->stats->nonfinite, 1);
     }
     job->call->next = job->twins;
     for (struct tv_call *call = job->call; call != NULL; call = call->next) {

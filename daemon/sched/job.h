@@ -174,7 +174,7 @@ struct tv_sched {
     struct curve_point curve[TV_SCHED_CURVE_POINTS];
     struct tv_account *accounts; /* of every principal that has called */
 
-    struct tv_stats stats;             /* atomics */
+    struct tv_stats *stats;            /* not owned */
     struct tv_stats_names stats_names; /* not changed once calls come */
 
     /* The worker's own. */

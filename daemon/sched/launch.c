@@ -322,8 +322,8 @@ void tv_sched_launch_run(struct tv_sched *sched, int32_t count)
     }
     tv_sched_engine_leave(sched, rc);
     tv_sched_count_engine(sched, rc);
-    tv_stats_add(&sched->stats.launches, 1);
-    tv_stats_add(&sched->stats.launch_rows, (uint64_t)rows);
+    tv_stats_add(&sched->stats->launches, 1);
+    tv_stats_add(&sched->stats->launch_rows, (uint64_t)rows);
     for (int32_t i = 0; i < count; i++) {
         sched->batch[i]->sample_us += took_us - sched->batch_out[i].device_us;
     }

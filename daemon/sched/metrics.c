@@ -15,11 +15,6 @@ _Static_assert(TV_RULE_COUNT <= TV_STATS_RULES, "a place for every rule");
 
 #define IDLE_US_MAX 5000000 /* a longer pause is not one between rounds */
 
-struct tv_stats *tv_sched_stats(struct tv_sched *sched)
-{
-    return &sched->stats;
-}
-
 void tv_sched_routes_set(struct tv_sched *sched, const char *const *names, size_t count)
 {
     for (size_t i = 0; i < count && i < TV_STATS_ROUTES - 1; i++) {
@@ -51,7 +46,7 @@ void tv_sched_count_end(struct tv_sched *sched, enum tv_call_kind kind, enum tv_
     case TV_CALL_DECODE:
     case TV_CALL_COMMIT:
     case TV_CALL_ROLLBACK:
-        tv_stats_add(&sched->stats.rounds[status][rule], 1);
+        tv_stats_add(&sched->stats->rounds[status][rule], 1);
         break;
     default:
         break; /* takes no number */
@@ -60,7 +55,7 @@ void tv_sched_count_end(struct tv_sched *sched, enum tv_call_kind kind, enum tv_
 
 void tv_sched_count_round(struct job *job)
 {
-    struct tv_stats *stats = &job->sched->stats;
+    struct tv_stats *stats = job->sched->stats;
     const struct tv_round *round = &job->round;
     enum tv_stats_round status = TV_STATS_COMMITTED;
     if (job->hold) {
@@ -96,21 +91,21 @@ void tv_sched_count_guess(struct tv_sched *sched, const struct tv_request *reque
                           int32_t alternative)
 {
     if (request->kind == TV_CALL_VERIFY && request->has_if) {
-        tv_stats_add(&sched->stats.guesses[alternative >= 0 ? TV_STATS_ALT : TV_STATS_HIT], 1);
+        tv_stats_add(&sched->stats->guesses[alternative >= 0 ? TV_STATS_ALT : TV_STATS_HIT], 1);
     }
 }
 
 void tv_sched_count_skip(struct tv_sched *sched, enum tv_rule rule)
 {
     tv_sched_count_end(sched, TV_CALL_VERIFY, rule, TV_STATS_SKIPPED);
-    tv_stats_add(&sched->stats.guesses[TV_STATS_SKIP], 1);
+    tv_stats_add(&sched->stats->guesses[TV_STATS_SKIP], 1);
 }
 
 void tv_sched_count_engine(struct tv_sched *sched, int rc)
 {
     if (rc != 0) {
-        tv_stats_add(&sched->stats.device_errors[rc == -ENOTRECOVERABLE ? TV_STATS_STICKY
-                                                                        : TV_STATS_RECOVERABLE],
+        tv_stats_add(&sched->stats->device_errors[rc == -ENOTRECOVERABLE ? TV_STATS_STICKY
+                                                                         : TV_STATS_RECOVERABLE],
                      1);
     }
 }
@@ -120,7 +115,7 @@ void tv_sched_count_idle(struct tv_sched *sched, int64_t now_us)
     int64_t idle_us = now_us - sched->engine_left_us;
     if (sched->launch_start_us == 0 && sched->engine_left_us > 0 && idle_us > 0 &&
         idle_us <= IDLE_US_MAX) {
-        tv_stats_add(&sched->stats.idle_us, (uint64_t)idle_us);
+        tv_stats_add(&sched->stats->idle_us, (uint64_t)idle_us);
     }
 }
 
@@ -275,7 +270,7 @@ void tv_sched_answer_metrics(struct tv_sched *sched, struct tv_call *call)
     write_sessions(sched, &text);
     tv_sched_unlock(sched);
     write_pages(sched, &text);
-    tv_stats_write(&sched->stats, &sched->stats_names, &text);
+    tv_stats_write(sched->stats, &sched->stats_names, &text);
     write_parity(sched, &text);
     tv_stats_process_write(&text);
     tv_buf_init(&body, text.bytes + 1);

@@ -57,7 +57,7 @@ void tv_sched_held_judge(struct job *job, int64_t now_us)
     }
     int32_t count = settles ? request->path_count : 0;
     tv_sched_account_judge(job->account, held->count - 1, count > 0 ? count - 1 : 0, now_us);
-    tv_stats_judged(&job->sched->stats, held->count - 1, count > 0 ? count - 1 : 0);
+    tv_stats_judged(job->sched->stats, held->count - 1, count > 0 ? count - 1 : 0);
 }
 
 int tv_sched_prev_settle(struct tv_sched *sched, struct job *job)
@@ -75,7 +75,7 @@ int tv_sched_prev_settle(struct tv_sched *sched, struct job *job)
         tv_sched_held_judge(job, tv_clock_us());
         session->verify_rounds++;
         session->verify_tokens += request->path_count;
-        tv_stats_add(&sched->stats.generated_tokens, (uint64_t)request->path_count);
+        tv_stats_add(&sched->stats->generated_tokens, (uint64_t)request->path_count);
         tv_session_settle_held(session, request);
         job->digest = session->digest;
         job->settled = 1;

@@ -99,7 +99,7 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t row
             return;
         }
         digest_advance(job, tokens, count);
-        tv_stats_add(&sched->stats.prefill_tokens, (uint64_t)count);
+        tv_stats_add(&sched->stats->prefill_tokens, (uint64_t)count);
         job->token_done += count;
     }
     if (job->token_done == job->token_count) {

@@ -394,7 +394,7 @@ static int threads_start(struct tv_sched *sched)
 }
 
 int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
-                    struct tv_shadow *shadow, struct tv_sched **ret_sched)
+                    struct tv_shadow *shadow, struct tv_stats *stats, struct tv_sched **ret_sched)
 {
     struct tv_sched *sched = calloc(1, sizeof *sched);
     if (sched == NULL) {
@@ -404,6 +404,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     sched->config = config;
     sched->engine = engine;
     sched->shadow = shadow;
+    sched->stats = stats;
     sched->launch_us_max = launch_us_max(config, engine);
     sched->launch_rows = engine->rows_max;
     if (config->launch_rows > 0 && config->launch_rows < engine->rows_max) {

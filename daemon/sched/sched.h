@@ -56,9 +56,10 @@ struct tv_call {
 struct tv_call *tv_call_create(void);
 void tv_call_destroy(struct tv_call *call);
 
-/* Start the worker. config, engine and shadow outlive it. */
+/* Start the worker. config, engine, shadow and stats outlive it; stats, in which it counts, is that
+ * of the whole daemon. */
 int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
-                    struct tv_shadow *shadow, struct tv_sched **ret_sched);
+                    struct tv_shadow *shadow, struct tv_stats *stats, struct tv_sched **ret_sched);
 /* 0: completed at once, reply is filled, done is not called. 1: queued, done will be called. */
 int tv_sched_submit(struct tv_sched *sched, struct tv_call *call);
 /* The client has gone: a queued call is dropped (done is called; its seq stays free), a running one
@@ -87,8 +88,6 @@ int32_t tv_sched_in_flight(struct tv_sched *sched);
 const struct tv_request_limits *tv_sched_limits(const struct tv_sched *sched);
 /* The library under the listeners and its version, for /v1/model; static text, before any call. */
 void tv_sched_http_library_set(struct tv_sched *sched, const char *text);
-/* What is counted of this daemon, http/'s part included; lives as long as sched. */
-struct tv_stats *tv_sched_stats(struct tv_sched *sched);
 /* Names of the paths by which requests are counted; static texts, before any call. */
 void tv_sched_routes_set(struct tv_sched *sched, const char *const *names, size_t count);
 /* Refuse what is queued, join the worker, free everything. All calls are complete on return. */

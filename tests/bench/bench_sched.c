@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "main.h"
 #include "sched/sched.h"
+#include "stats/stats.h"
 
 #define SESSIONS_MAX 64
 #define SAMPLES_MAX  65536
@@ -376,6 +377,7 @@ static void together(int32_t count, int32_t nodes, int apart, double seconds)
 int main(int argc, char **argv)
 {
     static struct tv_config config;
+    static struct tv_stats stats;
     char error[600] = "";
     static char words[9][4096];
     char *args[9];
@@ -391,7 +393,7 @@ int main(int argc, char **argv)
         tv_main_engine_open(&config, NULL, &engine, error, sizeof error) != 0) {
         die(error, NULL);
     }
-    if (tv_sched_create(&config, engine, NULL, &sched) != 0) {
+    if (tv_sched_create(&config, engine, NULL, &stats, &sched) != 0) {
         die("no scheduler", NULL);
     }
     int32_t tokens = argc > 4 ? (int32_t)strtol(argv[4], NULL, 10) : 32768;

@@ -43,7 +43,9 @@ static int setup(void **state)
     config->launch_max_s = 30;
     config->inline_bytes = 1 << 20;
     setup->fixture.engine = setup->world->engine;
-    assert_int_equal(tv_sched_create(config, setup->world->engine, NULL, &setup->fixture.sched), 0);
+    assert_int_equal(tv_sched_create(config, setup->world->engine, NULL, &setup->fixture.stats,
+                                     &setup->fixture.sched),
+                     0);
     *state = setup;
     return 0;
 }

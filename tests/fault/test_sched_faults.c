@@ -32,7 +32,7 @@ static void a_start_that_fails_leaves_nothing(void **state)
             struct tv_sched *sched = NULL;
             int64_t blocks = fault_blocks();
             fault_arm(kinds[k], n);
-            int rc = tv_sched_create(&fixture.config, fixture.engine, NULL, &sched);
+            int rc = tv_sched_create(&fixture.config, fixture.engine, NULL, &fixture.stats, &sched);
             int failed = fault_disarm();
             assert_int_equal(rc, failed ? expected[k] : 0);
             if (failed) {

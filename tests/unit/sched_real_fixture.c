@@ -120,8 +120,9 @@ int real_setup(void **state)
     config->launch_max_s = 30;
     config->inline_bytes = 1 << 20;
     real->fixture.engine = real->engine.engine;
-    assert_int_equal(
-        tv_sched_create(config, real->engine.engine, real->shadow, &real->fixture.sched), 0);
+    assert_int_equal(tv_sched_create(config, real->engine.engine, real->shadow,
+                                     &real->fixture.stats, &real->fixture.sched),
+                     0);
     *state = real;
     return 0;
 }

@@ -204,7 +204,9 @@ static int wide_setup(void **state)
     struct fixture *fixture = *state;
     fixture_stop(fixture);
     assert_int_equal(tv_fixed_engine_create(&params, &fixture->engine), 0);
-    assert_int_equal(tv_sched_create(&fixture->config, fixture->engine, NULL, &fixture->sched), 0);
+    assert_int_equal(
+        tv_sched_create(&fixture->config, fixture->engine, NULL, &fixture->stats, &fixture->sched),
+        0);
     return rc;
 }
 

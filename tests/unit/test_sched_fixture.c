@@ -44,7 +44,8 @@ void fixture_start_pages(struct fixture *fixture, int64_t pages)
     config->body_bytes_large = 16 << 20;
     config->inline_bytes = 1 << 20;
     assert_int_equal(tv_fixed_engine_create(&params, &fixture->engine), 0);
-    assert_int_equal(tv_sched_create(config, fixture->engine, NULL, &fixture->sched), 0);
+    assert_int_equal(
+        tv_sched_create(config, fixture->engine, NULL, &fixture->stats, &fixture->sched), 0);
 }
 
 void fixture_stop(struct fixture *fixture)

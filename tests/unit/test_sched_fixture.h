@@ -15,6 +15,7 @@
 struct fixture {
     struct tv_config config;
     struct tv_engine *engine;
+    struct tv_stats stats;
     struct tv_sched *sched;
     char principal[33]; /* of the calls that are made from now on */
 };

@@ -47,7 +47,9 @@ static void world_open(struct world *world, int32_t page_size, int64_t pages, en
     config->launch_max_s = 30;
     config->inline_bytes = 1 << 20;
     world->fixture.engine = world->engine.engine;
-    assert_int_equal(tv_sched_create(config, world->engine.engine, NULL, &world->fixture.sched), 0);
+    assert_int_equal(tv_sched_create(config, world->engine.engine, NULL, &world->fixture.stats,
+                                     &world->fixture.sched),
+                     0);
 }
 
 static void counts_take(const struct world *world, struct tv_cache_counts *ret_counts)

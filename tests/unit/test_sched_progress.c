@@ -127,7 +127,8 @@ static void the_default_follows_the_engine_r16(void **state)
         for (int given = 0; given < 2; given++) {
             struct tv_sched *sched = NULL;
             config.launch_max_s = limits_s[given][0];
-            assert_int_equal(tv_sched_create(&config, fixture->engine, NULL, &sched), 0);
+            assert_int_equal(
+                tv_sched_create(&config, fixture->engine, NULL, &fixture->stats, &sched), 0);
             int64_t limit_s = counts && !given ? TV_SCHED_STALL_S : limits_s[given][1];
             assert_true(sched->launch_us_max == limit_s * 1000000);
             tv_sched_destroy(sched);

@@ -31,7 +31,9 @@ static int setup(void **state)
     fixture->config.max_depth = 64;
     fixture->config.fetch_bytes = 8 << 20;
     assert_int_equal(tv_fixed_engine_create(&params, &fixture->engine), 0);
-    assert_int_equal(tv_sched_create(&fixture->config, fixture->engine, NULL, &fixture->sched), 0);
+    assert_int_equal(
+        tv_sched_create(&fixture->config, fixture->engine, NULL, &fixture->stats, &fixture->sched),
+        0);
     return rc;
 }
 
