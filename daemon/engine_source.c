@@ -83,8 +83,9 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
     if (rc == 0 && options.synthetic) {
         tv_log(TV_LOG_WARNING,
                "synthetic weights of seed %llu: for measurements, its text means "
-               "nothing",
-               (unsigned long long)options.synthetic_seed);
+               "nothing%s",
+               (unsigned long long)options.synthetic_seed,
+               config->synthetic_kv ? ", nor do its prompts, whose KV rows are random" : "");
     }
     if (rc == 0) {
         return TV_EXIT_DRAINED;
@@ -264,6 +265,8 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_model_progress
         memory_look(kernels, &memory, &memory.pooled);
         int rc = open_engine(kernels, model, cache, ret_engine, detail, sizeof detail);
         if (rc == 0) {
+            (*ret_engine)->invents_rows = config->synthetic_kv;
+            (*ret_engine)->invents_seed = config->synthetic_seed;
             tv_log(TV_LOG_INFO, "model %s (%s, %d layers) on %s %s, %lld pages of %d rows",
                    tv_model_name(model), tv_model_config(model)->architecture,
                    tv_model_config(model)->layers, kernels->name, kernels->variant,

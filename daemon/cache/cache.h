@@ -75,6 +75,8 @@ int tv_cache_reserve(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t r
  * changed; -EIO with the scratch given back and the committed rows as they were. */
 int tv_cache_commit(struct tv_cache *cache, struct tv_cache_seq *seq, const int32_t *nodes,
                     int32_t count);
+/* For measurements: random values, of the size of real rows, into all scratch rows. -EIO. */
+int tv_cache_invent(struct tv_cache *cache, const struct tv_cache_seq *seq, uint64_t seed);
 /* Give the scratch back; committed rows stay. */
 void tv_cache_drop(struct tv_cache *cache, struct tv_cache_seq *seq);
 /* Forget rows from len on (len <= seq->len); frees whole pages. */

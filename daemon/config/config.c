@@ -217,6 +217,10 @@ static int check_whole(struct tv_config *config, char *error, size_t error_bytes
             error, error_bytes, -EBADMSG, "", "synthetic_acceptance",
             "what a coin accepts no oracle can judge: shadow and shadow_path_p must be off");
     }
+    if (config->synthetic_kv && !config->synthetic_weights) {
+        return fail(error, error_bytes, -EBADMSG, "", "synthetic_kv",
+                    "is for synthetic_weights alone: a model's rows are computed");
+    }
     if (config->drain_max_s < config->drain_grace_s) {
         return fail(error, error_bytes, -EBADMSG, "", "drain_max_s", "is below drain_grace_s");
     }

@@ -76,6 +76,7 @@ struct tv_config {
     int poison; /* NaN in unused pages (tests) */
     int synthetic_weights;
     uint64_t synthetic_seed; /* of them */
+    int synthetic_kv;        /* prompts are not computed */
     int check_only, print_only, help, version;
     char log_level[8];
     unsigned char origin[TV_CONFIG_OPTIONS_MAX];      /* enum tv_origin of each option's value */

@@ -529,6 +529,10 @@ static const struct tv_option table[] = {
      "random weights for measurements, in the shapes of the model folder's config.json, of which "
      "nothing else is read; every answer says so",
      parse_synthetic, print_synthetic, AT(synthetic_weights), 0, 0},
+    {"synthetic_kv", "on|off",
+     "with synthetic_weights: prompts are not computed, but for their last slice; their KV rows "
+     "are random, so that long contexts can be measured at once",
+     parse_switch, print_switch, AT(synthetic_kv), 0, 0},
     {"log_level", "error|warning|info|debug", "least important lines that are logged",
      parse_log_level, tv_options_print_text, AT(log_level), TEXT(log_level)},
     FLAG("check_config", check_only, "check the configuration and end"),

@@ -122,6 +122,30 @@ static void engine_between(void *context)
     engine->between(engine->between_context);
 }
 
+/* The pass over a slice whose rows are reserved, and what it hands out. */
+static int slice_run(struct tv_verify_engine *self, struct tv_context *context,
+                     const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
+                     struct tv_drawn *ret_drawn, struct tv_slice_hidden *hidden)
+{
+    struct tv_engine *engine = &self->engine;
+    struct tv_cache_seq *seq = &context->seq;
+    const float *logits = NULL;
+    if (engine->between != NULL) { /* the self-test is left alone */
+        tv_model_between_set(engine->model, engine_between, engine);
+    }
+    tv_model_taps_set(engine->model, hidden->rows > 0);
+    int rc = tv_model_prefill(engine->model, engine->cache, seq, tokens, count,
+                              rule != NULL ? &logits : NULL);
+    tv_model_between_set(engine->model, NULL, NULL);
+    if (rc == 0 && hidden->rows > 0) {
+        rc = tv_engine_slice_hidden(self, count, hidden);
+    }
+    if (rc == 0 && rule != NULL) {
+        rc = prefill_draw(self, logits, seq->len + count, rule, ret_drawn);
+    }
+    return rc;
+}
+
 static int engine_prefill_hidden(struct tv_engine *engine, struct tv_context *context,
                                  const int32_t *tokens, int32_t count,
                                  const struct tv_round_rule *rule, struct tv_drawn *ret_drawn,
@@ -139,25 +163,14 @@ static int engine_prefill_hidden(struct tv_engine *engine, struct tv_context *co
         return rc;
     }
     struct tv_drawn drawn = {0};
-    const float *logits = NULL;
-    if (engine->between != NULL) { /* the self-test is left alone */
-        tv_model_between_set(engine->model, engine_between, engine);
-    }
-    tv_model_taps_set(engine->model, hidden->rows > 0);
-    rc = tv_model_prefill(engine->model, engine->cache, seq, tokens, count,
-                          rule != NULL ? &logits : NULL);
-    tv_model_between_set(engine->model, NULL, NULL);
-    if (rc == 0 && hidden->rows > 0) {
-        rc = tv_engine_slice_hidden(self, count, hidden);
-    }
-    if (rc == 0 && rule != NULL) {
-        rc = prefill_draw(self, logits, seq->len + count, rule, &drawn);
-    }
+    int invents = engine->invents_rows && rule == NULL && hidden->rows == 0;
+    rc = invents ? tv_cache_invent(engine->cache, seq, engine->invents_seed)
+                 : slice_run(self, context, tokens, count, rule, &drawn, hidden);
     if (rc != 0) {
         tv_cache_drop(engine->cache, seq);
         return rc;
     }
-    int exact = seq->exact == seq->len; /* a row depends on all before it */
+    int exact = !invents && seq->exact == seq->len; /* a row depends on all before it */
     rc = tv_cache_commit(engine->cache, seq, NULL, count);
     if (rc == 0 && exact) {
         seq->exact = seq->len;

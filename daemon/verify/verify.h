@@ -151,6 +151,9 @@ struct tv_engine {
      * verify for other contexts and nothing else. */
     void (*between)(void *context);
     void *between_context;
+    /* Measurements: slices that nobody draws from, or looks at, get random rows and no pass. */
+    int invents_rows;
+    uint64_t invents_seed;
 };
 
 /* What an engine is made of; constant, texts live as long as the engine. */

@@ -71,6 +71,28 @@ class SyntheticTest(unittest.TestCase):
         self.assertNotEqual(other["model_id"], model["model_id"])
         self.assertNotEqual(text_other, text)
 
+    def test_prompts_with_random_rows(self):
+        """What follows a long prompt hangs on its length and last slice alone; what is computed does not."""
+        prompt = [(7 * i) % 200 for i in range(400)]
+        other = [3] * 100 + prompt[100:]
+        texts = {}
+        for switch in ("on", "off"):
+            with RealDaemon("--synthetic-weights", "3", "--synthetic-kv", switch, "--prefix-cache", "off", model=MODEL) as daemon:
+                caller = Caller(daemon)
+                for name, tokens in (("one", prompt), ("again", prompt), ("other", other)):
+                    state = caller.session(tokens=tokens, sampling={"rule": "target_walk", "seed": "5"})
+                    self.assertEqual((state["committed_len"], state["synthetic"]), (400, MADE_UP))
+                    body = {"seq": 1, "epoch": state["epoch"], "expected_len": 400, "max_tokens": 12}
+                    answer = caller.call("POST", f"/v1/sessions/{state['session']}/decode", body)
+                    self.assertEqual(answer.status, 200, answer.body)
+                    texts[switch, name] = answer.json["new_tokens"]
+                caller.close()
+        for switch in ("on", "off"):
+            self.assertEqual(texts[switch, "one"], texts[switch, "again"])
+        self.assertEqual(texts["on", "one"], texts["on", "other"])
+        self.assertNotEqual(texts["off", "one"], texts["off", "other"])
+        self.assertNotEqual(texts["on", "one"], texts["off", "one"])
+
     def test_a_real_model_says_nothing(self):
         model, given, _, log = self.run_seed()
         self.assertIsNone(model["synthetic"])

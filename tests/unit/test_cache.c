@@ -462,6 +462,46 @@ static void test_unpin_from_another_thread(void **state)
     free(handover);
 }
 
+/* Invented rows are a function of seed, layer and position, in the reserved rows and nowhere else.
+ */
+static void test_invented_rows(void **state)
+{
+    struct tv_cache_shortage shortage;
+    struct world *world = malloc(sizeof *world);
+    float kept[LAYERS][40][ROW_DIM];
+    (void)state;
+    assert_non_null(world);
+    world_open(world, 16, 1);
+    for (int turn = 0; turn < 2; turn++) { /* the second one in other pages */
+        struct tv_cache_seq *seq = &world->seqs[turn];
+        assert_int_equal(tv_cache_reserve(world->cache, seq, 3, &shortage), 0);
+        assert_int_equal(tv_cache_commit(world->cache, seq, NULL, 3), 0);
+        assert_int_equal(tv_cache_reserve(world->cache, seq, 40, &shortage), 0);
+        assert_int_equal(tv_cache_invent(world->cache, seq, 9), 0);
+        for (int32_t layer = 0; layer < LAYERS; layer++) {
+            assert_true(isnan(row_at(world, layer, tv_cache_slot(world->cache, seq, 2))[0]));
+            for (int32_t row = 0; row < 40; row++) {
+                float *values = row_at(world, layer, tv_cache_slot(world->cache, seq, 3 + row));
+                for (int32_t i = 0; i < ROW_DIM; i++) {
+                    assert_true(values[i] >= -1.7321f && values[i] < 1.7321f);
+                }
+                if (turn == 0) {
+                    memcpy(kept[layer][row], values, sizeof kept[layer][row]);
+                }
+                assert_memory_equal(kept[layer][row], values, sizeof kept[layer][row]);
+            }
+            assert_true(isnan(row_at(world, layer, tv_cache_slot(world->cache, seq, 42))[ROW_DIM]));
+        }
+    }
+    assert_memory_not_equal(kept[0][0], kept[1][0], sizeof kept[0][0]);
+    assert_memory_not_equal(kept[0][0], kept[0][1], sizeof kept[0][0]);
+    assert_memory_not_equal(kept[0][12], kept[0][13], sizeof kept[0][0]); /* over a border */
+    tv_cache_seq_finish(world->cache, &world->seqs[0]);
+    tv_cache_seq_finish(world->cache, &world->seqs[1]);
+    world_close(world);
+    free(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -470,6 +510,7 @@ int main(void)
         cmocka_unit_test(test_commit_refuses_bad_lists),
         cmocka_unit_test(test_create_refuses_bad_shapes),
         cmocka_unit_test(test_unpin_from_another_thread),
+        cmocka_unit_test(test_invented_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -337,6 +337,18 @@ static void test_synthetic_acceptance(void **state)
         load("--model", "m", "--synthetic-acceptance=off", "--shadow=all", (const char *)NULL), 0);
 }
 
+static void test_synthetic_kv_is_for_synthetic_weights(void **state)
+{
+    (void)state;
+    assert_int_equal(load_pair("--synthetic-weights", "1"), 0);
+    assert_int_equal(config.synthetic_kv, 0);
+    assert_int_equal(
+        load("--model", "m", "--synthetic-weights=1", "--synthetic-kv=on", (const char *)NULL), 0);
+    assert_int_equal(config.synthetic_kv, 1);
+    assert_int_equal(load_pair("--synthetic-kv", "on"), -EBADMSG);
+    assert_int_equal(load_pair("--synthetic-kv", "off"), 0);
+}
+
 static void test_listeners_stay_on_loopback(void **state)
 {
     (void)state;
@@ -491,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_command_line_refusals),
         cmocka_unit_test(test_integer_ranges),
         cmocka_unit_test(test_values),
+        cmocka_unit_test(test_synthetic_kv_is_for_synthetic_weights),
         cmocka_unit_test(test_listeners_stay_on_loopback),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_between_options),
