@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """What rounds cost at real sizes, through HTTP: nodes x contexts, prefill and decode rates, time outside of kernels.
 
-The daemon runs with random weights in the shape of a configuration (tests/bench/configs). A round's `gpu` is the
-engine's own time, `outside` the server's beyond it, from the request's last byte to the answer. The floor is what must be read at least once: the
-weights that a round of so many rows touches (experts: as many as that many rows choose on average) and its KV rows,
-over --bandwidth. Prints one row per context and number of nodes, writes them to --json; ends early, between
-contexts, when --seconds are over.
+The daemon runs with random weights in the shape of a configuration (tests/bench/configs) and random KV rows in place of
+a prompt's, but for its last 512. A round's `gpu` is the time of its pass and draws, `outside` the server's beyond it,
+from the request's last byte to the answer. The floor is what must be read at least once: the weights that a round of so
+many rows touches (experts: as many as that many rows choose on average) and its KV rows, over --bandwidth. `hint` is
+what the daemon itself says of a round of this size (hint.verify_us): it must be within 10 % of the measured one.
+Prints one row per context and number of nodes, writes them to --json; ends early, between contexts, when --seconds are
+over. Exit 1 when a hint is off, or nothing was measured.
 
-usage: bench_daemon.py TREEVERIFYD CONFIG_FOLDER [--backend cpu|cuda] [--contexts 1024,8192] [--nodes 1,16,64]
-                       [--rounds 20] [--bandwidth 4.3] [--seconds 120] [--json FILE]
+usage: bench_daemon.py TREEVERIFYD CONFIG_FOLDER [--backend cpu|cuda] [--contexts 1024,8192,32768,131072,185000]
+                       [--nodes 1,2,4,8,16,32,64,128] [--rounds 20] [--bandwidth 4.3] [--seconds 120] [--json FILE]
+                       [--options "MORE OPTIONS OF THE DAEMON"]
 """
 
 import argparse
@@ -16,6 +19,7 @@ import base64
 import json
 import os
 import random
+import shlex
 import statistics
 import struct
 import sys
@@ -25,6 +29,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from daemon import Daemon, Session
 
 GREEDY = {"rule": "greedy", "temperature": 0}
+HINT_OFF = 0.1
 
 
 def layer_values(c, rows):
@@ -64,32 +69,42 @@ def percentile(values, share):
 
 
 def rounds(session, rng, nodes, count, vocab):
-    """us of the engine and outside of it, of each round."""
+    """us of the engine and outside of it, of each round; what the daemon says of rounds of this size."""
     inside, outside = [], []
     for _ in range(count + 3):
         first = rng.randrange(vocab - nodes)
         drafts = [first + i for i in range(nodes - 1)]
         parents = [rng.randrange(i + 1) if i < 60 else rng.randrange(60) for i in range(nodes - 1)]
-        timing = session.verify(drafts, parents)["timing_us"]
+        answer = session.verify(drafts, parents)
+        timing = answer["timing_us"]
         inside.append(timing["gpu"])
         outside.append(timing["total"] - timing["gpu"])
-    return inside[3:], outside[3:]
+    size = 1 << (nodes - 1).bit_length()
+    return inside[3:], outside[3:], dict(answer["hint"]["verify_us"])[size]
+
+
+def prefill_rate(session, rng, count, vocab):
+    """One slice behind what is there already."""
+    answer = session.extend([rng.randrange(vocab) for _ in range(count)])
+    return count / answer["timing_us"]["gpu"] * 1e6
 
 
 def context_run(client, args, config, context, vocab, kv_bytes, report):
     rng = random.Random(context)
-    began = time.perf_counter()
-    session = Filled(client, [rng.randrange(vocab) for _ in range(context)])
-    seconds = time.perf_counter() - began
-    print(f"context {context}: prefill {context / seconds:.0f} tokens/s ({seconds:.2f} s)", flush=True)
-    row = {"context": context, "prefill_tokens_s": context / seconds, "verify": {}}
+    slice_rows = min(args.slice, context // 2)
+    session = Filled(client, [rng.randrange(vocab) for _ in range(context - slice_rows)])
+    rate = prefill_rate(session, rng, slice_rows, vocab)
+    print(f"context {context}: prefill of {slice_rows} behind it {rate:.0f} tokens/s", flush=True)
+    row = {"context": context, "prefill_tokens_s": rate, "verify": {}}
     for nodes in args.nodes:
-        inside, outside = rounds(session, rng, nodes, args.rounds, vocab)
+        inside, outside, hint = rounds(session, rng, nodes, args.rounds, vocab)
         us, floor = statistics.median(inside), floor_us(config, nodes, context, kv_bytes, args.bandwidth)
-        row["verify"][nodes] = {"gpu_us": us, "floor_us": floor, "outside_p50_us": statistics.median(outside),
-                                "outside_p99_us": percentile(outside, 0.99)}
+        off = abs(hint - us) / us
+        row["verify"][nodes] = {"gpu_us": us, "floor_us": floor, "hint_us": hint,
+                                "outside_p50_us": statistics.median(outside), "outside_p99_us": percentile(outside, 0.99)}
         print(f"  {nodes:4} nodes: {us:9.0f} us, {us / floor:5.2f} x the floor of {floor:.0f} us; outside p50 "
-              f"{statistics.median(outside):.0f} p99 {percentile(outside, 0.99):.0f} us", flush=True)
+              f"{statistics.median(outside):.0f} p99 {percentile(outside, 0.99):.0f} us; hint {hint} us"
+              f"{', OFF' if off > HINT_OFF else ''}", flush=True)
     began = time.perf_counter()
     session.decode(32)
     row["decode_tokens_s"] = 32 / (time.perf_counter() - began)
@@ -107,18 +122,21 @@ def main():
     parser.add_argument("program")
     parser.add_argument("config")
     parser.add_argument("--backend", default="cpu")
-    parser.add_argument("--contexts", type=numbers, default=[1024])
+    parser.add_argument("--contexts", type=numbers, default=[1024, 8192, 32768, 131072, 185000])
     parser.add_argument("--nodes", type=numbers, default=[1, 2, 4, 8, 16, 32, 64, 128])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that a copy reaches, read and written")
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--slice", type=int, default=512, help="rows whose prefill is measured")
+    parser.add_argument("--options", type=shlex.split, default=[], help="more of the daemon's")
     parser.add_argument("--json")
     args = parser.parse_args()
     with open(os.path.join(args.config, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     deadline = time.monotonic() + args.seconds
     longest = max(args.contexts) + 4096
-    options = ["--backend", args.backend, "--synthetic-weights", "1", "--max-len", str(longest), "--prefix-cache", "off"]
+    options = ["--backend", args.backend, "--synthetic-weights", "1", "--synthetic-kv", "on", "--max-len", str(longest),
+               "--prefix-cache", "off", *args.options]
     report = []
     began = time.monotonic()
     with Daemon(args.program, args.config, *options, env={"TREEVERIFY_POISON": "off"}) as daemon:
@@ -138,7 +156,11 @@ def main():
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"model": model["name"], "device": model["device"], "rows": report}, file, indent=1)
-    return 0 if report else 1
+    wrong = [(row["context"], nodes) for row in report for nodes, cell in row["verify"].items()
+             if abs(cell["hint_us"] - cell["gpu_us"]) > HINT_OFF * cell["gpu_us"]]
+    if wrong:
+        print(f"hint.verify_us is more than 10 % off at (context, nodes): {wrong}")
+    return 0 if report and not wrong else 1
 
 
 if __name__ == "__main__":
