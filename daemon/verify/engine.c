@@ -1,5 +1,5 @@
 /*
- * engine.c - the real engine: contexts, prefill, verify and commit on a loaded model and its cache.
+ * engine.c - the real engine: contexts, verify and commit on a loaded model and its cache.
  *
  * Owns the contexts' sequences and the arrays that answers point into, all taken at start. Refuses
  * rounds one by one: what is wrong with one round leaves the others of the batch alone.
@@ -85,7 +85,7 @@ static int context_fork(struct tv_engine *engine, const struct tv_context *conte
     return 0;
 }
 
-static int tokens_check(const struct tv_engine *engine, const int32_t *tokens, int32_t count)
+int tv_engine_tokens_check(const struct tv_engine *engine, const int32_t *tokens, int32_t count)
 {
     for (int32_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || tokens[i] >= engine->vocab) {
@@ -93,101 +93,6 @@ static int tokens_check(const struct tv_engine *engine, const int32_t *tokens, i
         }
     }
     return 0;
-}
-
-static int prefill_draw(struct tv_verify_engine *self, const float *logits, int32_t len,
-                        const struct tv_round_rule *rule, struct tv_drawn *ret_drawn)
-{
-    struct tv_sampling sampling = tv_walk_sampling(rule);
-    struct tv_draw draw = {0};
-    int rc = tv_engine_draw_row(self, logits, 0, len, &sampling, &draw);
-    if (rc != 0) {
-        return rc;
-    }
-    if (draw.token < 0) {
-        return -EDOM;
-    }
-    int finite = draw.margin <= 3.0e38f;
-    *ret_drawn = (struct tv_drawn){.token = draw.token,
-                                   .finish = tv_walk_finish(rule, len, draw.token),
-                                   .has_margin = finite,
-                                   .margin = finite ? draw.margin : 0.0f};
-    return 0;
-}
-
-/* The model, between two parts of a prefill pass. */
-static void engine_between(void *context)
-{
-    const struct tv_engine *engine = context;
-    engine->between(engine->between_context);
-}
-
-/* The pass over a slice whose rows are reserved, and what it hands out. */
-static int slice_run(struct tv_verify_engine *self, struct tv_context *context,
-                     const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
-                     struct tv_drawn *ret_drawn, struct tv_slice_hidden *hidden)
-{
-    struct tv_engine *engine = &self->engine;
-    struct tv_cache_seq *seq = &context->seq;
-    const float *logits = NULL;
-    if (engine->between != NULL) { /* the self-test is left alone */
-        tv_model_between_set(engine->model, engine_between, engine);
-    }
-    tv_model_taps_set(engine->model, hidden->rows > 0);
-    int rc = tv_model_prefill(engine->model, engine->cache, seq, tokens, count,
-                              rule != NULL ? &logits : NULL);
-    tv_model_between_set(engine->model, NULL, NULL);
-    if (rc == 0 && hidden->rows > 0) {
-        rc = tv_engine_slice_hidden(self, count, hidden);
-    }
-    if (rc == 0 && rule != NULL) {
-        rc = prefill_draw(self, logits, seq->len + count, rule, ret_drawn);
-    }
-    return rc;
-}
-
-static int engine_prefill_hidden(struct tv_engine *engine, struct tv_context *context,
-                                 const int32_t *tokens, int32_t count,
-                                 const struct tv_round_rule *rule, struct tv_drawn *ret_drawn,
-                                 struct tv_cache_shortage *ret_shortage,
-                                 struct tv_slice_hidden *hidden)
-{
-    struct tv_verify_engine *self = (struct tv_verify_engine *)engine;
-    struct tv_cache_seq *seq = &context->seq;
-    if (count < 1 || count > engine->prefill_rows || seq->len > engine->max_len - count ||
-        tokens_check(engine, tokens, count) != 0) {
-        return -EINVAL;
-    }
-    int rc = tv_cache_reserve(engine->cache, seq, count, ret_shortage);
-    if (rc != 0) {
-        return rc;
-    }
-    struct tv_drawn drawn = {0};
-    int invents = engine->invents_rows && rule == NULL && hidden->rows == 0;
-    rc = invents ? tv_cache_invent(engine->cache, seq, engine->invents_seed)
-                 : slice_run(self, context, tokens, count, rule, &drawn, hidden);
-    if (rc != 0) {
-        tv_cache_drop(engine->cache, seq);
-        return rc;
-    }
-    int exact = !invents && seq->exact == seq->len; /* a row depends on all before it */
-    rc = tv_cache_commit(engine->cache, seq, NULL, count);
-    if (rc == 0 && exact) {
-        seq->exact = seq->len;
-    }
-    if (rc == 0 && rule != NULL) {
-        *ret_drawn = drawn;
-    }
-    return rc;
-}
-
-static int engine_prefill(struct tv_engine *engine, struct tv_context *context,
-                          const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
-                          struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage)
-{
-    struct tv_slice_hidden none = {.rows = 0};
-    return engine_prefill_hidden(engine, context, tokens, count, rule, ret_drawn, ret_shortage,
-                                 &none);
 }
 
 static void round_refuse(struct tv_round_out *out, enum tv_code code, const char *format, ...)
@@ -216,7 +121,7 @@ static int round_check(const struct tv_engine *engine, const struct tv_round_in 
                      engine->nodes_max);
         return -EINVAL;
     }
-    if (tokens_check(engine, tree->tokens, tree->count) != 0) {
+    if (tv_engine_tokens_check(engine, tree->tokens, tree->count) != 0) {
         round_refuse(out, TV_TREE_INVALID, "a token is outside the vocabulary of %d",
                      engine->vocab);
         return -EINVAL;
@@ -467,8 +372,8 @@ static const struct tv_engine_ops engine_ops = {
     .fork = context_fork,
     .adopt = context_adopt,
     .publish = context_publish,
-    .prefill = engine_prefill,
-    .prefill_hidden = engine_prefill_hidden,
+    .prefill = tv_engine_prefill,
+    .prefill_hidden = tv_engine_prefill_hidden,
     .verify = engine_verify,
     .self_test = engine_self_test,
     .progress = engine_progress,

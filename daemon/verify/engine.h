@@ -76,6 +76,16 @@ struct tv_verify_engine {
     int test_judged; /* an oracle has seen the start's logits */
 };
 
+/* engine.c: -EINVAL: a token is outside the vocabulary. */
+int tv_engine_tokens_check(const struct tv_engine *engine, const int32_t *tokens, int32_t count);
+/* prefill.c: of struct tv_engine_ops. */
+int tv_engine_prefill(struct tv_engine *engine, struct tv_context *context, const int32_t *tokens,
+                      int32_t count, const struct tv_round_rule *rule, struct tv_drawn *ret_drawn,
+                      struct tv_cache_shortage *ret_shortage);
+int tv_engine_prefill_hidden(struct tv_engine *engine, struct tv_context *context,
+                             const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
+                             struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage,
+                             struct tv_slice_hidden *hidden);
 /* rows.c - what becomes of a launch's logits. `logits` is the device pointer of row 0. */
 
 /* Draw the rows of one slot. On a host backend nothing happens yet: rows are drawn as walked. */

@@ -46,7 +46,7 @@ class VariantsTest(unittest.TestCase):
         self.assertGreaterEqual(len(names), 14)
         for name in names:
             folder = os.path.join(VARIANTS, name)
-            with self.subTest(name), Daemon(PROGRAM, folder, "--threads", "1") as daemon:
+            with self.subTest(name), Daemon(PROGRAM, folder, "--threads", "1", "--kv-dtype", "f32") as daemon:
                 client = daemon.client()
                 self.logits_check(client, safetensors.load(os.path.join(folder, "refs.safetensors")))
                 self.assertTrue(client.post("/v1/parity", {})["ok"])

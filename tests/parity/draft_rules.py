@@ -157,9 +157,11 @@ def main():
             for shape in SHAPES:
                 prompt = list(text[1000 * number : 1000 * number + 40])
                 play(tally, client, rng, prompt, setting, shape, rounds)
-        totals = client.get("/v1/parity")["rounds"]
+        parity = client.get("/v1/parity")
+        totals = parity["rounds"]
         client.close()
     print(f"{tally.rounds} rounds, {tally.accepted} drafts accepted, {tally.near_ties} near ties (noise {tally.noise:.1e}); shadow {totals}")
+    print(f"shadow's worst {parity['kernel']}, violations {[violation['kind'] for violation in parity['violations']]}")
     few = tally.near_ties <= tally.rounds * 0.01
     # drafts of both fates were met; how many of a short run (TV_TEST_SCALE) are accepted varies
     seen = tally.rounds // 4 < tally.accepted and totals["exact"] > 0 and totals["violation"] == 0
