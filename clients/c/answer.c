@@ -19,6 +19,19 @@ void tv_client_problem_set(struct tv_client_problem *problem, const char *format
     va_end(args);
 }
 
+int tv_client_not_the_contract(const char *what, struct tv_client_problem *ret_problem)
+{
+    tv_client_problem_set(ret_problem, "the server's answer does not follow the contract: %s",
+                          what);
+    return -EBADMSG;
+}
+
+int tv_client_is_object(const struct tv_client_answer *answer)
+{
+    return answer->http_status >= 200 && answer->http_status < 300 && answer->doc != NULL &&
+           tv_json_type(tv_json_root(tv_client_json(answer))) == TV_JSON_OBJECT;
+}
+
 void tv_client_get_text_cut(const struct tv_json_value *object, const char *name, char *ret,
                             size_t ret_bytes)
 {
@@ -60,6 +73,16 @@ int tv_client_get_int32(const struct tv_json *doc, const struct tv_json_value *o
     }
     *ret = (int32_t)number;
     return 0;
+}
+
+int tv_client_get_ints(const struct tv_json *doc, const struct tv_json_value *object,
+                       const char *name, int32_t **ret_items, int32_t *ret_count)
+{
+    const struct tv_json_value *value = tv_json_member(object, name);
+    size_t where;
+    int error =
+        value != NULL ? tv_json_int32_array(doc, value, ret_items, ret_count, &where) : -EBADMSG;
+    return error == 0 || error == -ENOMEM ? error : -EBADMSG;
 }
 
 static int32_t flag_of(const struct tv_json_value *object, const char *name, int32_t otherwise)

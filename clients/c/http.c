@@ -5,6 +5,9 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -13,7 +16,6 @@
 #include <curl/curl.h>
 
 #include "clients/c/internal.h"
-#include "proto/response.h"
 
 #define ANSWER_BYTES_MAX  ((size_t)64 << 20)
 #define ANSWER_DEPTH_MAX  16
@@ -27,13 +29,28 @@ struct tv_client {
     struct tv_client_options options;
     char url[URL_BYTES_MAX];
     char authorization[KEY_BYTES_MAX + 32]; /* the header, or "" */
+    uint64_t jitter;                        /* state of the generator of pauses, never 0 */
+    int64_t attempts;
 };
 
-static int64_t now_ms(void)
+/* around libcurl's start and end, which older versions do not lock */
+static pthread_mutex_t global_lock = PTHREAD_MUTEX_INITIALIZER;
+
+int64_t tv_client_now_us(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+static int64_t now_ms(void)
+{
+    return tv_client_now_us() / 1000;
+}
+
+int64_t tv_client_attempts(const struct tv_client *client)
+{
+    return client->attempts;
 }
 
 static void pause_ms(int64_t ms)
@@ -49,8 +66,8 @@ void tv_client_options_init(struct tv_client_options *ret_options)
         .connect_ms = 5000,
         .attempt_ms = 30000,
         .total_ms = 120000,
-        .retries_max = 4,
-        .backoff_ms = 100,
+        .retries_max = 7,
+        .backoff_ms = 50,
     };
 }
 
@@ -97,7 +114,10 @@ int tv_client_create(const struct tv_client_options *options, struct tv_client *
     if (client == NULL) {
         return -ENOMEM;
     }
-    if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) {
+    (void)pthread_mutex_lock(&global_lock);
+    CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
+    (void)pthread_mutex_unlock(&global_lock);
+    if (code != CURLE_OK) {
         free(client);
         return -ENOMEM;
     }
@@ -106,6 +126,8 @@ int tv_client_create(const struct tv_client_options *options, struct tv_client *
         tv_client_destroy(client);
         return -ENOMEM;
     }
+    /* pauses need to differ between clients, no more */
+    client->jitter = ((uint64_t)tv_client_now_us() ^ (uint64_t)(uintptr_t)client) | 1;
     client->options = *options;
     client->options.url = client->url;
     client->options.key = NULL;
@@ -130,7 +152,9 @@ void tv_client_destroy(struct tv_client *client)
     }
     curl_easy_cleanup(client->curl);
     explicit_bzero(client->authorization, sizeof(client->authorization));
+    (void)pthread_mutex_lock(&global_lock);
     curl_global_cleanup(); /* counted by libcurl: one for each successful init */
+    (void)pthread_mutex_unlock(&global_lock);
     free(client);
 }
 
@@ -203,6 +227,7 @@ static int error_of(CURLcode code, const struct tv_buf *answer)
     case CURLE_SEND_ERROR:
     case CURLE_RECV_ERROR:
     case CURLE_GOT_NOTHING:
+    case CURLE_WEIRD_SERVER_REPLY: /* cut within its head */
     case CURLE_PARTIAL_FILE:
         return -EIO;
     default:
@@ -210,63 +235,85 @@ static int error_of(CURLcode code, const struct tv_buf *answer)
     }
 }
 
-/* The body as a document; a problem becomes -EPROTO. Takes the buffer's memory on success. */
-static int read_answer(struct tv_client *client, struct tv_buf *body,
-                       struct tv_client_answer *ret_answer, struct tv_client_problem *ret_problem)
+/* A refusal as a problem: from its document, or what an intermediary's status says. */
+static int refusal(struct tv_client *client, const struct tv_json *doc, int32_t status,
+                   struct tv_client_problem *ret_problem)
+{
+    curl_off_t wait_s = 0;
+    if (doc != NULL) {
+        tv_client_problem_read(doc, status, ret_problem);
+    } else {
+        tv_client_problem_set(ret_problem, "%s: status %d without a problem document", client->url,
+                              (int)status);
+        ret_problem->http_status = status;
+    }
+    if (ret_problem->code[0] == '\0') {
+        ret_problem->retryable =
+            status == 408 || status == 429 || status == 502 || status == 503 || status == 504;
+    }
+    curl_easy_getinfo(client->curl, CURLINFO_RETRY_AFTER, &wait_s);
+    ret_problem->retry_after_s = wait_s > 0 && wait_s < 86400 ? (int32_t)wait_s : 0;
+    return -EPROTO;
+}
+
+/* The body as a document; a problem becomes -EPROTO. Takes the buffer's memory with 0 and -EPROTO.
+ */
+static int read_answer(struct tv_client *client, enum tv_client_reading reading,
+                       struct tv_buf *body, struct tv_client_answer *ret_answer,
+                       struct tv_client_problem *ret_problem)
 {
     static const struct tv_json_limits limits = {.depth_max = ANSWER_DEPTH_MAX,
                                                  .values_max = ANSWER_VALUES_MAX};
     long status = 0;
     const char *type = NULL;
+    struct tv_json *doc = NULL;
+    struct tv_json_error where;
     curl_easy_getinfo(client->curl, CURLINFO_RESPONSE_CODE, &status);
     curl_easy_getinfo(client->curl, CURLINFO_CONTENT_TYPE, &type);
-    struct tv_json *doc = NULL;
+    int is_problem = type != NULL && strncasecmp(type, "application/problem+json", 24) == 0;
     tv_buf_append(body, "", 1); /* terminate; counted below */
     if (body->failed != 0) {
         return -ENOMEM;
     }
     size_t bytes = body->bytes - 1;
-    if (bytes > 0) {
-        struct tv_json_error where;
+    if (bytes > 0 && (reading != TV_CLIENT_TEXT || status >= 400)) {
         int error = tv_json_parse(body->data, bytes, &limits, &doc, &where);
         if (error == -ENOMEM) {
             return error;
         }
-        if (error != 0) {
+        if (error != 0 && status < 400) {
             tv_client_problem_set(ret_problem, "answer with status %ld is not JSON: %s at byte %zu",
                                   status, where.what, where.offset);
             ret_problem->http_status = (int32_t)status;
             return -EBADMSG;
         }
     }
-    if (status >= 400 && doc != NULL && type != NULL &&
-        strncasecmp(type, "application/problem+json", 24) == 0) {
-        tv_client_problem_read(doc, (int32_t)status, ret_problem);
-        curl_off_t wait_s = 0;
-        curl_easy_getinfo(client->curl, CURLINFO_RETRY_AFTER, &wait_s);
-        ret_problem->retry_after_s = wait_s > 0 && wait_s < 86400 ? (int32_t)wait_s : 0;
-        tv_json_destroy(doc);
-        return -EPROTO;
-    }
-    *ret_answer = (struct tv_client_answer){
-        .http_status = (int32_t)status, .text = body->data, .bytes = bytes, .doc = doc};
+    *ret_answer = (struct tv_client_answer){.http_status = (int32_t)status,
+                                            .text = body->data,
+                                            .bytes = bytes,
+                                            .doc = (struct tv_client_document *)doc};
     tv_buf_init(body, ANSWER_BYTES_MAX);
+    if (status >= 400 && (reading != TV_CLIENT_PLAIN || is_problem || doc == NULL)) {
+        return refusal(client, doc, (int32_t)status, ret_problem);
+    }
     return 0;
 }
 
-static int attempt(struct tv_client *client, int64_t deadline, struct tv_buf *answer,
-                   struct tv_client_answer *ret_answer, struct tv_client_problem *ret_problem)
+static int attempt(struct tv_client *client, const struct tv_client_call *call, int64_t deadline,
+                   struct tv_buf *answer, struct tv_client_answer *ret_answer,
+                   struct tv_client_problem *ret_problem)
 {
     int64_t left = deadline - now_ms();
+    int64_t limit = (int64_t)client->options.attempt_ms + call->wait_ms;
     if (left <= 0) {
         return -ETIMEDOUT;
     }
-    long limit = left < client->options.attempt_ms ? (long)left : (long)client->options.attempt_ms;
-    curl_easy_setopt(client->curl, CURLOPT_TIMEOUT_MS, limit);
+    curl_easy_setopt(client->curl, CURLOPT_TIMEOUT_MS, (long)(left < limit ? left : limit));
+    client->attempts++;
     CURLcode code = curl_easy_perform(client->curl);
     int error = error_of(code, answer);
     if (error == 0) {
-        return read_answer(client, answer, ret_answer, ret_problem);
+        return read_answer(client, call->reading, answer, ret_answer, ret_problem);
     }
     tv_client_problem_set(ret_problem, "%s: %s", client->url,
                           answer->failed == -EMSGSIZE ? "the answer is too large"
@@ -274,22 +321,34 @@ static int attempt(struct tv_client *client, int64_t deadline, struct tv_buf *an
     return error;
 }
 
+/* A number of 0 to 1 (xorshift64). */
+static double jitter(struct tv_client *client)
+{
+    client->jitter ^= client->jitter << 13;
+    client->jitter ^= client->jitter >> 7;
+    client->jitter ^= client->jitter << 17;
+    return (double)(client->jitter >> 11) * 0x1p-53;
+}
+
 /* Milliseconds to wait before attempt `tries` + 1, or -1 for no further attempt. */
-static int64_t next_pause(const struct tv_client *client, int error, int tries, int64_t deadline,
+static int64_t next_pause(struct tv_client *client, int error, int tries, int64_t deadline,
                           const struct tv_client_problem *problem)
 {
-    int again = error == -EIO || error == -ECONNREFUSED || error == -ETIMEDOUT ||
-                (error == -EPROTO && problem->retryable);
+    /* the cause of a kernel-fault is cured by a moment, though the server cannot promise it */
+    int again =
+        error == -EIO || error == -ECONNREFUSED || error == -ETIMEDOUT ||
+        (error == -EPROTO && (problem->retryable || strcmp(problem->code, "kernel-fault") == 0));
     if (!again || tries > client->options.retries_max) {
         return -1;
     }
-    int64_t pause = client->options.backoff_ms;
-    for (int i = 1; i < tries && pause < BACKOFF_MS_MAX; i++) {
-        pause *= 2;
+    int64_t longest = client->options.backoff_ms;
+    for (int i = 1; i < tries && longest < BACKOFF_MS_MAX; i++) {
+        longest *= 2;
     }
-    if (pause > BACKOFF_MS_MAX) {
-        pause = BACKOFF_MS_MAX;
+    if (longest > BACKOFF_MS_MAX) {
+        longest = BACKOFF_MS_MAX;
     }
+    int64_t pause = (int64_t)((double)longest * (0.5 + 0.5 * jitter(client)));
     if (error == -EPROTO && pause < (int64_t)problem->retry_after_s * 1000) {
         pause = (int64_t)problem->retry_after_s * 1000;
     }
@@ -306,75 +365,70 @@ static struct curl_slist *add_header(struct curl_slist *list, const char *line, 
     return longer;
 }
 
-int tv_client_request_keyed(struct tv_client *client, const char *method, const char *path,
-                            const char *body, size_t body_bytes, const char *key,
-                            struct tv_client_answer *ret_answer,
-                            struct tv_client_problem *ret_problem)
+/* Headers of a call. 0, -ENOMEM; the list is the caller's either way. */
+static int make_headers(const struct tv_client *client, const struct tv_client_call *call,
+                        struct curl_slist **ret_headers)
 {
-    assert(path[0] == '/');
-    int64_t deadline = now_ms() + client->options.total_ms;
-    struct tv_buf url, line, answer;
     struct curl_slist *headers = NULL;
+    char line[32 + TV_KEY_BYTES_MAX];
     int failed = 0;
-    int error = -ENOMEM;
-    tv_client_problem_set(ret_problem, "out of memory");
-    tv_buf_init(&url, 2 * URL_BYTES_MAX);
-    tv_buf_init(&line, 256);
-    tv_buf_init(&answer, ANSWER_BYTES_MAX);
-    tv_buf_printf(&url, "%s%s", client->url, path);
-    tv_buf_append(&url, "", 1);
     headers = add_header(headers, "Expect:", &failed); /* bodies are small: do not ask first */
-    headers = add_header(headers, "Accept: application/json, application/problem+json", &failed);
+    headers = add_header(headers,
+                         call->reading == TV_CLIENT_TEXT
+                             ? "Accept: text/plain, application/problem+json"
+                             : "Accept: application/json, application/problem+json",
+                         &failed);
     if (client->authorization[0] != '\0') {
         headers = add_header(headers, client->authorization, &failed);
     }
-    if (body != NULL) {
+    if (call->body != NULL) {
         headers = add_header(headers, "Content-Type: application/json", &failed);
     }
-    if (key != NULL) {
-        tv_buf_printf(&line, "Idempotency-Key: %s", key);
-        tv_buf_append(&line, "", 1);
-        if (line.failed != 0) {
-            goto out;
-        }
-        headers = add_header(headers, line.data, &failed);
+    if (call->key != NULL) {
+        (void)snprintf(line, sizeof(line), "Idempotency-Key: %s", call->key); /* fits */
+        headers = add_header(headers, line, &failed);
     }
-    if (failed || url.failed != 0) {
-        goto out;
-    }
-    for (int tries = 1;; tries++) {
-        error = prepare(client, method, url.data, body, body_bytes, headers, &answer);
+    *ret_headers = headers;
+    return failed ? -ENOMEM : 0;
+}
+
+int tv_client_exchange(struct tv_client *client, const struct tv_client_call *call,
+                       struct tv_client_answer *ret_answer, struct tv_client_problem *ret_problem)
+{
+    assert(call->path[0] == '/');
+    int64_t deadline = now_ms() + client->options.total_ms;
+    struct tv_buf url, answer;
+    struct curl_slist *headers = NULL;
+    tv_client_problem_set(ret_problem, "out of memory");
+    tv_buf_init(&url, 2 * URL_BYTES_MAX);
+    tv_buf_init(&answer, ANSWER_BYTES_MAX);
+    tv_buf_printf(&url, "%s%s", client->url, call->path);
+    tv_buf_append(&url, "", 1);
+    int error = url.failed != 0 ? -ENOMEM : make_headers(client, call, &headers);
+    for (int tries = 1; error == 0; tries++) {
+        error =
+            prepare(client, call->method, url.data, call->body, call->body_bytes, headers, &answer);
         if (error != 0) {
-            goto out;
+            break;
         }
-        error = attempt(client, deadline, &answer, ret_answer, ret_problem);
+        error = attempt(client, call, deadline, &answer, ret_answer, ret_problem);
+        if (error == 0) {
+            break;
+        }
         int64_t pause = next_pause(client, error, tries, deadline, ret_problem);
         if (pause < 0) {
-            goto out;
+            break;
+        }
+        if (error == -EPROTO) {
+            tv_client_answer_finish(ret_answer);
         }
         tv_buf_finish(&answer);
         tv_buf_init(&answer, ANSWER_BYTES_MAX);
         pause_ms(pause);
+        error = 0;
     }
-out:
     curl_slist_free_all(headers);
     tv_buf_finish(&url);
-    tv_buf_finish(&line);
     tv_buf_finish(&answer);
     return error;
-}
-
-int tv_client_request(struct tv_client *client, const char *method, const char *path,
-                      const char *body, size_t body_bytes, struct tv_client_answer *ret_answer,
-                      struct tv_client_problem *ret_problem)
-{
-    return tv_client_request_keyed(client, method, path, body, body_bytes, NULL, ret_answer,
-                                   ret_problem);
-}
-
-void tv_client_answer_finish(struct tv_client_answer *answer)
-{
-    free(answer->text);
-    tv_json_destroy(answer->doc);
-    *answer = (struct tv_client_answer){0};
 }

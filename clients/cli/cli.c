@@ -157,6 +157,8 @@ static int exit_code(int error, const struct tv_client_problem *problem)
         return problem->retryable ? TV_CLI_BUSY : TV_CLI_REFUSED;
     case -EBADMSG:
     case -ENOTSUP:
+    case -ESTALE:
+    case -ENOTRECOVERABLE:
         return TV_CLI_REFUSED;
     case -ECONNREFUSED:
     case -EIO:

@@ -12,7 +12,6 @@
 
 #include "clients/cli/cli.h"
 #include "clients/cli/drafter.h"
-#include "proto/limits.h"
 
 #define PROMPT_BYTES_MAX ((size_t)1 << 20)
 #define STORE_BYTES_MAX  ((size_t)256 << 20)
@@ -46,7 +45,7 @@ struct plan {
     int64_t nodes_max, tokens_max;
     double temperature;
     const char *seed;
-    int32_t stop_ids[TV_STOP_IDS_MAX];
+    int32_t stop_ids[TV_CLIENT_STOP_IDS_MAX];
     int32_t stop_count;
     int no_drafts, color;
 };
@@ -57,16 +56,20 @@ struct run {
     struct tv_client *client;
     struct tv_client_problem problem;
     struct tv_client_model model;
-    struct tv_client_session session;
-    struct tv_drafter *drafter; /* NULL without drafts */
-    int32_t *tokens;            /* [tokens_max] */
-    char *own;                  /* [tokens_max] 1: drawn by the model, 0: an accepted draft */
+    struct tv_client_session *session; /* NULL before it is made */
+    struct tv_drafter *drafter;        /* NULL without drafts */
+    int32_t *tokens;                   /* [tokens_max] */
+    char *own; /* [tokens_max] 1: drawn by the model, 0: an accepted draft */
     int32_t count;
     int32_t rounds, round_tokens; /* verify rounds or decode calls, and what they gave */
     int64_t drafts, server_us;
     double seconds;
-    int open; /* the session exists */
 };
+
+static const struct tv_client_state *state_of(const struct run *run)
+{
+    return tv_client_session_state(run->session);
+}
 
 static double now_s(void)
 {
@@ -113,8 +116,8 @@ static int take(struct run *run, const int32_t *tokens, int32_t count, int all_o
 static int32_t depth_limit(const struct run *run)
 {
     int64_t depth = TV_DRAFTER_DEPTH_MAX;
-    int64_t room[] = {run->session.max_depth,
-                      (int64_t)run->model.max_len - 1 - run->session.committed_len,
+    int64_t room[] = {state_of(run)->max_depth,
+                      (int64_t)run->model.max_len - 1 - state_of(run)->committed_len,
                       run->plan->tokens_max - run->count - 1};
     for (size_t i = 0; i < sizeof(room) / sizeof(room[0]); i++) {
         if (room[i] < depth) {
@@ -131,19 +134,19 @@ static int one_round(struct run *run)
     int error;
     if (run->drafter == NULL) {
         int64_t left = run->plan->tokens_max - run->count;
-        error = tv_client_decode(run->client, &run->session, left > 32 ? 32 : (int32_t)left, &round,
-                                 &run->problem);
+        error =
+            tv_client_decode(run->session, left > 32 ? 32 : (int32_t)left, &round, &run->problem);
     } else {
-        int32_t nodes = run->plan->nodes_max < run->session.max_nodes
+        int32_t nodes = run->plan->nodes_max < state_of(run)->max_nodes
                             ? (int32_t)run->plan->nodes_max
-                            : run->session.max_nodes;
+                            : state_of(run)->max_nodes;
         error = tv_drafter_draft(run->drafter, nodes, depth_limit(run), &draft);
         if (error != 0) {
             return error;
         }
         run->drafts += draft.count - 1;
-        error = tv_client_verify(run->client, &run->session, draft.tokens, draft.parents,
-                                 draft.count, &round, &run->problem);
+        error = tv_client_verify(run->session, draft.tokens, draft.parents, draft.count, &round,
+                                 &run->problem);
     }
     if (error != 0) {
         return error;
@@ -160,12 +163,17 @@ static int one_round(struct run *run)
 static int open_session(struct run *run, const int32_t *prompt, int32_t prompt_count)
 {
     const struct plan *plan = run->plan;
-    struct tv_client_sampling sampling = {
-        .rule = plan->temperature > 0.0 ? "target_walk" : "greedy",
-        .temperature = plan->temperature,
-        .top_p = 1.0,
-        .seed = plan->seed,
-    };
+    struct tv_client_session_options options;
+    tv_client_session_options_init(&options);
+    options.tokens = prompt;
+    options.token_count = prompt_count;
+    options.stop_ids = plan->stop_ids;
+    options.stop_count = plan->stop_count;
+    if (plan->temperature > 0.0) {
+        options.sampling.rule = "target_walk";
+        options.sampling.temperature = plan->temperature;
+        options.sampling.seed = plan->seed;
+    }
     int error = tv_client_model(run->client, &run->model, &run->problem);
     if (error != 0) {
         return error;
@@ -178,10 +186,7 @@ static int open_session(struct run *run, const int32_t *prompt, int32_t prompt_c
                        run->model.name, (int)run->model.vocab);
         return -ENOTSUP;
     }
-    error = tv_client_session_create(run->client, prompt, prompt_count, &sampling, plan->stop_ids,
-                                     plan->stop_count, &run->session, &run->problem);
-    run->open = error == 0;
-    return error;
+    return tv_client_session_create(run->client, &options, &run->session, &run->problem);
 }
 
 static int generate(struct run *run, const int32_t *prompt, int32_t prompt_count)
@@ -197,8 +202,8 @@ static int generate(struct run *run, const int32_t *prompt, int32_t prompt_count
         tv_cli_print_byte_token(stdout, prompt[i]);
     }
     double start = now_s();
-    error = take(run, &run->session.pending, 1, 1); /* the prompt's pass gave the first token */
-    while (error == 0 && run->count < run->plan->tokens_max && run->session.finish[0] == '\0') {
+    error = take(run, &state_of(run)->pending, 1, 1); /* the prompt's pass gave the first token */
+    while (error == 0 && run->count < run->plan->tokens_max && state_of(run)->finish[0] == '\0') {
         error = one_round(run);
     }
     run->seconds = now_s() - start;
@@ -209,7 +214,7 @@ static void report(const struct run *run)
 {
     double mean = run->rounds > 0 ? (double)run->round_tokens / run->rounds : 0.0;
     double rate = run->seconds > 0.0 ? run->round_tokens / run->seconds : 0.0;
-    const char *finish = run->session.finish[0] != '\0' ? run->session.finish : "max-tokens";
+    const char *finish = state_of(run)->finish[0] != '\0' ? state_of(run)->finish : "max-tokens";
     if (!run->plan->cli.json) {
         (void)printf("\n\n%d new tokens in %d rounds: acceptance length %.2f, %.1f drafts a round, "
                      "%.0f tokens/s (%s)\n",
@@ -228,7 +233,7 @@ static void report(const struct run *run)
     (void)printf("],\"rounds\":%d,\"drafts\":%lld,\"accept_len_mean\":%.4f,\"tokens_per_s\":%.1f,"
                  "\"seconds\":%.4f,\"server_us\":%lld,\"finish\":\"%s\",\"digest\":\"%s\"}\n",
                  (int)run->rounds, (long long)run->drafts, mean, rate, run->seconds,
-                 (long long)run->server_us, finish, run->session.digest);
+                 (long long)run->server_us, finish, state_of(run)->digest);
 }
 
 static int to_tokens(const char *text, size_t bytes, int32_t **ret_tokens)
@@ -290,8 +295,9 @@ static int run_plan(const struct plan *plan, const char *text, size_t bytes)
     } else {
         report(&run);
     }
-    if (run.open) { /* best effort: the lease ends an unreachable session */
-        (void)tv_client_session_delete(run.client, &run.session, &run.problem);
+    if (run.session != NULL) { /* best effort: the lease ends an unreachable session */
+        (void)tv_client_session_delete(run.session, &run.problem);
+        tv_client_session_destroy(run.session);
     }
 out:
     free(prompt);
@@ -313,9 +319,9 @@ static int own_option(struct plan *plan, int option)
         plan->store_path = optarg;
         return -1;
     case NODES:
-        return tv_cli_parse_int(optarg, 1, TV_ENGINE_NODES_MAX, &plan->nodes_max) == 0
+        return tv_cli_parse_int(optarg, 1, TV_CLIENT_NODES_MAX, &plan->nodes_max) == 0
                    ? -1
-                   : tv_cli_usage("--nodes takes 1 to %d", TV_ENGINE_NODES_MAX);
+                   : tv_cli_usage("--nodes takes 1 to %d", TV_CLIENT_NODES_MAX);
     case MAX_TOKENS:
         return tv_cli_parse_int(optarg, 1, 1 << 20, &plan->tokens_max) == 0
                    ? -1
@@ -326,14 +332,15 @@ static int own_option(struct plan *plan, int option)
                    : tv_cli_usage("--temperature takes 0 to 100");
     case SEED:
         plan->seed = optarg;
-        return optarg[0] != '\0' && strlen(optarg) <= TV_SEED_DIGITS_MAX &&
+        return optarg[0] != '\0' && strlen(optarg) <= TV_CLIENT_SEED_DIGITS_MAX &&
                        strspn(optarg, "0123456789") == strlen(optarg)
                    ? -1
                    : tv_cli_usage("--seed takes a decimal number of up to 64 bits");
     case STOP:
-        if (plan->stop_count == TV_STOP_IDS_MAX ||
+        if (plan->stop_count == TV_CLIENT_STOP_IDS_MAX ||
             tv_cli_parse_int(optarg, 0, INT32_MAX, &number) != 0) {
-            return tv_cli_usage("--stop takes a token id, at most %d times", TV_STOP_IDS_MAX);
+            return tv_cli_usage("--stop takes a token id, at most %d times",
+                                TV_CLIENT_STOP_IDS_MAX);
         }
         plan->stop_ids[plan->stop_count++] = (int32_t)number;
         return -1;

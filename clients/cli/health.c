@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "clients/cli/cli.h"
-#include "proto/json_read.h"
 
 static const char help[] =
     "usage: treeverify health [--deep] [--url URL] [--json]\n"
@@ -12,17 +11,18 @@ static const char help[] =
     "Asks /healthz and /readyz, and prints the checks and the model. Exit code 0 only when ready.\n"
     "  --deep   the server repeats its self-test verify and compares the logits bit for bit\n";
 
-static void print_checks(const struct tv_json_value *root)
+static void print_checks(const struct tv_client_value *root)
 {
-    const struct tv_json_value *check = tv_json_first(tv_json_member(root, "checks"));
-    for (; check != NULL; check = tv_json_next(check)) {
-        const char *name = tv_json_string(tv_json_member(check, "name"), NULL);
-        const char *detail = tv_json_string(tv_json_member(check, "detail"), NULL);
-        const struct tv_json_value *ok = tv_json_member(check, "ok");
+    const struct tv_client_value *check =
+        tv_client_value_first(tv_client_value_member(root, "checks"));
+    for (; check != NULL; check = tv_client_value_next(check)) {
+        const char *name = tv_client_value_text(tv_client_value_member(check, "name"));
+        const char *detail = tv_client_value_text(tv_client_value_member(check, "detail"));
+        const struct tv_client_value *ok = tv_client_value_member(check, "ok");
         if (name == NULL || ok == NULL) {
             continue;
         }
-        (void)printf("  %-4s %s", tv_json_type(ok) == TV_JSON_TRUE ? "ok" : "no", name);
+        (void)printf("  %-4s %s", tv_client_value_type(ok) == TV_CLIENT_TRUE ? "ok" : "no", name);
         (void)printf(detail != NULL && detail[0] != '\0' ? ": %s\n" : "\n", detail);
     }
 }
@@ -42,9 +42,9 @@ static int run(const struct tv_cli *cli, struct tv_client *client, int deep)
         code = tv_cli_fail(cli, error, &problem);
         goto out;
     }
-    const struct tv_json_value *root = ready.doc != NULL ? tv_json_root(ready.doc) : NULL;
-    const struct tv_json_value *flag = tv_json_member(root, "ready");
-    int is_ready = ready.http_status == 200 && flag != NULL && tv_json_type(flag) == TV_JSON_TRUE;
+    const struct tv_client_value *root = tv_client_answer_root(&ready);
+    const struct tv_client_value *flag = tv_client_value_member(root, "ready");
+    int is_ready = ready.http_status == 200 && tv_client_value_type(flag) == TV_CLIENT_TRUE;
     code = is_ready ? TV_CLI_OK : TV_CLI_NO;
     if (cli->json) {
         (void)printf("%s\n", ready.text != NULL ? ready.text : "null");

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 
 #include "clients/cli/cli.h"
-#include "proto/json_read.h"
-#include "proto/limits.h"
 
 static const char help[] =
     "usage: treeverify verify FILE [--bytes] [--url URL] [--json]\n"
@@ -15,26 +13,20 @@ static const char help[] =
     "  --bytes   also print the new tokens as text (models whose token ids are bytes)\n"
     "  --json    print the server's answer as it came\n";
 
-static int read_ints(const struct tv_json *doc, const struct tv_json_value *value,
-                     int32_t **ret_items, int32_t *ret_count)
-{
-    size_t where;
-    return value == NULL ? -1 : tv_json_int32_array(doc, value, ret_items, ret_count, &where);
-}
-
 static int print_answer(const struct tv_client_answer *answer, int bytes)
 {
-    const struct tv_json *doc = answer->doc;
-    const struct tv_json_value *root = doc != NULL ? tv_json_root(doc) : NULL;
-    const struct tv_json_value *accepted = tv_json_member(root, "accepted");
-    const char *rule = tv_json_string(tv_json_member(root, "rule"), NULL);
+    const struct tv_client_value *root = tv_client_answer_root(answer);
+    const struct tv_client_value *accepted = tv_client_value_member(root, "accepted");
+    const char *rule = tv_client_value_text(tv_client_value_member(root, "rule"));
     int32_t *nodes = NULL;
     int32_t *tokens = NULL;
     int32_t node_count = 0;
     int32_t token_count = 0;
     int code = TV_CLI_REFUSED;
-    if (read_ints(doc, tv_json_member(accepted, "nodes"), &nodes, &node_count) != 0 ||
-        read_ints(doc, tv_json_member(root, "new_tokens"), &tokens, &token_count) != 0 ||
+    if (tv_client_value_ints(answer, tv_client_value_member(accepted, "nodes"), &nodes,
+                             &node_count) != 0 ||
+        tv_client_value_ints(answer, tv_client_value_member(root, "new_tokens"), &tokens,
+                             &token_count) != 0 ||
         token_count < 1) {
         (void)fputs("treeverify: the server's answer does not follow the contract\n", stderr);
         goto out;
@@ -75,7 +67,7 @@ int tv_cli_verify(int argc, char **argv)
     struct tv_client *client = NULL;
     struct tv_client_answer answer = {0};
     struct tv_client_problem problem;
-    code = tv_cli_read_file(argv[optind], TV_BODY_BYTES_LARGE_DEFAULT, &body, &body_bytes);
+    code = tv_cli_read_file(argv[optind], TV_CLIENT_BODY_BYTES_MAX, &body, &body_bytes);
     if (code == TV_CLI_OK) {
         code = tv_cli_connect(&cli, &client);
     }

@@ -26,41 +26,50 @@
 #include "faults.h"
 
 #define REQUEST_BYTES 8192
-#define DIGEST        "\"digest\":\"000102030405060708090a0b0c0d0e0f\""
-#define MOVED         "\"pending\":77,\"committed_len\":103," DIGEST ",\"next_seq\":8"
+#define ZEROS         "0000000000000000000000000000000000000000000000000000000000000000"
+#define ID            "/v1/sessions/s_BBBBBBBBBBBBBBBBBBBBBB"
+/* digests under a model_id of zeros, computed elsewhere (Python's hashlib) */
+#define MOVED(digest) "\"seq\":1,\"pending\":77,\"digest\":\"" digest "\",\"next_seq\":2"
 
 static const struct {
     const char *request, *status, *body;
+    const char *has; /* only a request with this in it */
 } answers[] = {
     {"GET /v1/model ", "200 OK",
-     "{\"name\":\"m\",\"vocab\":307,\"max_len\":4096,"
-     "\"limits\":{\"max_nodes\":64,\"max_depth\":16}"
-     "}"},
+     "{\"name\":\"m\",\"model_id\":\"" ZEROS "\",\"vocab\":307,\"max_len\":4096,"
+     "\"limits\":{\"max_nodes\":64,\"max_depth\":16}}"},
     {"GET /healthz ", "200 OK", "{\"status\":\"ok\"}"},
+    {"GET /metrics ", "200 OK", "treeverify_sessions 1\n"},
     {"POST /v1/sessions ", "201 Created",
      "{\"session\":\"s_BBBBBBBBBBBBBBBBBBBBBB\",\"epoch\":\"0123456789abcdef\",\"next_seq\":1,"
-     "\"committed_len\":3," DIGEST ",\"pending\":9,\"cached_len\":0,\"finish\":null,"
+     "\"committed_len\":3,\"digest\":\"f713afc22b399b0f475f8aac35bf8c13\",\"pending\":5,"
+     "\"cached_len\":0,\"finish\":null,\"sampling\":{\"rule\":\"target_walk\",\"seed\":\"5\"},"
      "\"limits\":{\"max_nodes\":64,\"max_depth\":16}}"},
-    {"POST /v1/sessions/s_AAAAAAAAAAAAAAAAAAAAAA/verify ", "200 OK",
-     "{\"accepted\":{\"nodes\":[0,2,3],\"tokens\":[5,11,12]},\"new_tokens\":[11,12,77]," MOVED "}"},
-    {"POST /v1/sessions/s_AAAAAAAAAAAAAAAAAAAAAA/decode ", "200 OK",
-     "{\"new_tokens\":[1,2,77]," MOVED "}"},
-    {"POST /v1/sessions/s_AAAAAAAAAAAAAAAAAAAAAA/extend ", "200 OK",
-     "{\"new_tokens\":[77]," MOVED "}"},
-    {"DELETE /v1/sessions/s_AAAAAAAAAAAAAAAAAAAAAA ", "204 No Content", ""},
+    {"POST " ID "/verify ", "200 OK",
+     "{\"accepted\":{\"nodes\":[0,2,3],\"tokens\":[5,11,12]},\"new_tokens\":[11,12,77],"
+     "\"committed_len\":6," MOVED("fee1cd74d37fc4c608c85f6959d4c460") ",\"finish\":null}"},
+    {"POST " ID "/decode ", "409 Conflict",
+     "{\"code\":\"seq-gap\",\"detail\":\"d\",\"retryable\":false,\"committed\":false,"
+     "\"session_state\":{\"session\":\"s_BBBBBBBBBBBBBBBBBBBBBB\",\"epoch\":\"0123456789abcdef\","
+     "\"next_seq\":2,\"committed_len\":5,\"pending\":21,\"finish\":null,"
+     "\"digest\":\"a85a40e6dc3dc665f671315a6fcb424f\",\"tail\":[5,20],\"tail_from\":3}}",
+     "\"max_tokens\":9"},
+    {"POST " ID "/decode ", "200 OK",
+     "{\"new_tokens\":[1,2,77],\"committed_len\":6," MOVED(
+         "74bbbbadf21fe550afa330095468c176") ",\"finish\":null}"},
+    {"POST " ID "/extend ", "200 OK",
+     "{\"new_tokens\":[77],\"committed_len\":6," MOVED(
+         "f54b8472cac1cf71c0582dcae9713012") ",\"finish\":null}"},
+    /* somebody else has moved the session: two tokens more */
+    {"POST " ID "/rollback ", "409 Conflict",
+     "{\"code\":\"seq-gap\",\"detail\":\"d\",\"retryable\":false,\"committed\":false,"
+     "\"session_state\":{\"session\":\"s_BBBBBBBBBBBBBBBBBBBBBB\",\"epoch\":\"0123456789abcdef\","
+     "\"next_seq\":2,\"committed_len\":5,\"pending\":21,\"finish\":null,"
+     "\"digest\":\"a85a40e6dc3dc665f671315a6fcb424f\",\"tail\":[5,20],\"tail_from\":3}}"},
+    {"DELETE " ID " ", "204 No Content", ""},
 };
 
 #define ANSWERS (sizeof answers / sizeof answers[0])
-
-static const struct tv_client_session open_session = {
-    .id = "s_AAAAAAAAAAAAAAAAAAAAAA",
-    .epoch = "0123456789abcdef",
-    .next_seq = 7,
-    .committed_len = 100,
-    .pending = 5,
-    .max_nodes = 256,
-    .max_depth = 64,
-};
 
 static int listener;
 static char url[64];
@@ -102,14 +111,17 @@ static void *serve(void *user)
         }
         size_t at = request_read(fd, request) ? 0 : ANSWERS;
         while (at < ANSWERS &&
-               strncmp(request, answers[at].request, strlen(answers[at].request)) != 0) {
+               (strncmp(request, answers[at].request, strlen(answers[at].request)) != 0 ||
+                (answers[at].has != NULL && strstr(request, answers[at].has) == NULL))) {
             at++;
         }
         if (at < ANSWERS) {
-            int length = snprintf(answer, sizeof answer,
-                                  "HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
-                                  "Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
-                                  answers[at].status, strlen(answers[at].body), answers[at].body);
+            int length =
+                snprintf(answer, sizeof answer,
+                         "HTTP/1.1 %s\r\nContent-Type: application/%s\r\n"
+                         "Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
+                         answers[at].status, answers[at].status[0] == '4' ? "problem+json" : "json",
+                         strlen(answers[at].body), answers[at].body);
             (void)send(fd, answer, (size_t)length, MSG_NOSIGNAL); /* a peer may be gone */
         }
         (void)close(fd);
@@ -168,11 +180,24 @@ static void a_client_or_nothing(void **state)
 
 /* What a call may write, and whether anything of it changed. */
 struct outputs {
-    struct tv_client_session session;
+    struct tv_client_session *session, *made;
     struct tv_client_round round;
     struct tv_client_model model;
     struct tv_client_answer answer;
 };
+
+static int create(struct tv_client *client, struct tv_client_session **ret_session,
+                  struct tv_client_problem *problem)
+{
+    static const int32_t prompt[3] = {1, 2, 3}, stops[1] = {257};
+    static const struct tv_client_session_options options = {
+        .tokens = prompt,
+        .token_count = 3,
+        .sampling = {.rule = "target_walk", .temperature = 0.8, .top_p = 1.0, .seed = "5"},
+        .stop_ids = stops,
+        .stop_count = 1};
+    return tv_client_session_create(client, &options, ret_session, problem);
+}
 
 typedef int call_fn(struct tv_client *client, struct outputs *out,
                     struct tv_client_problem *problem);
@@ -189,47 +214,82 @@ static int call_health(struct tv_client *client, struct outputs *out,
     return tv_client_health(client, &out->answer, problem);
 }
 
+static int call_metrics(struct tv_client *client, struct outputs *out,
+                        struct tv_client_problem *problem)
+{
+    return tv_client_metrics(client, &out->answer, problem);
+}
+
 static int call_create(struct tv_client *client, struct outputs *out,
                        struct tv_client_problem *problem)
 {
-    static const struct tv_client_sampling sampling = {
-        .rule = "target_walk", .temperature = 0.8, .top_p = 1.0, .seed = "5"};
-    const int32_t prompt[3] = {1, 2, 3}, stops[1] = {257};
-    return tv_client_session_create(client, prompt, 3, &sampling, stops, 1, &out->session, problem);
+    return create(client, &out->made, problem);
 }
 
 static int call_verify(struct tv_client *client, struct outputs *out,
                        struct tv_client_problem *problem)
 {
     static const int32_t tokens[4] = {5, 10, 11, 12}, parents[4] = {-1, 0, 0, 2};
-    return tv_client_verify(client, &out->session, tokens, parents, 4, &out->round, problem);
+    (void)client;
+    return tv_client_verify(out->session, tokens, parents, 4, &out->round, problem);
 }
 
 static int call_decode(struct tv_client *client, struct outputs *out,
                        struct tv_client_problem *problem)
 {
-    return tv_client_decode(client, &out->session, 3, &out->round, problem);
+    (void)client;
+    return tv_client_decode(out->session, 3, &out->round, problem);
 }
 
 static int call_extend(struct tv_client *client, struct outputs *out,
                        struct tv_client_problem *problem)
 {
     const int32_t tokens[2] = {8, 9};
-    return tv_client_extend(client, &out->session, tokens, 2, 1, problem);
+    (void)client;
+    return tv_client_extend(out->session, tokens, 2, 1, &out->round, problem);
+}
+
+/* Two tokens that nobody was given: the round's result, whatever fails on the way. */
+static int call_resync(struct tv_client *client, struct outputs *out,
+                       struct tv_client_problem *problem)
+{
+    (void)client;
+    int rc = tv_client_decode(out->session, 9, &out->round, problem);
+    if (rc == 0) {
+        assert_int_equal(out->round.recovered, TV_CLIENT_RESYNC);
+        assert_int_equal(out->round.token_count, 2);
+        assert_int_equal(out->round.tokens[1], 21);
+    }
+    return rc;
+}
+
+/* The session is adopted as the server has it, and the round is not done. */
+static int call_rollback(struct tv_client *client, struct outputs *out,
+                         struct tv_client_problem *problem)
+{
+    (void)client;
+    int rc = tv_client_rollback(out->session, 2, -1, &out->round, problem);
+    if (rc == -ESTALE) {
+        assert_int_equal(tv_client_session_state(out->session)->committed_len, 5);
+        return 0;
+    }
+    return rc == 0 ? -EBADMSG : rc;
 }
 
 static int call_delete(struct tv_client *client, struct outputs *out,
                        struct tv_client_problem *problem)
 {
-    return tv_client_session_delete(client, &out->session, problem);
+    (void)client;
+    return tv_client_session_delete(out->session, problem);
 }
 
 static const struct {
     const char *name;
     call_fn *call;
-} calls[] = {{"model", call_model},   {"health", call_health}, {"create", call_create},
-             {"verify", call_verify}, {"decode", call_decode}, {"extend", call_extend},
-             {"delete", call_delete}};
+} calls[] = {{"model", call_model},   {"health", call_health}, {"metrics", call_metrics},
+             {"create", call_create}, {"verify", call_verify}, {"decode", call_decode},
+             {"extend", call_extend}, {"delete", call_delete}, {"rollback", call_rollback},
+             {"resync", call_resync}};
 
 static void calls_give_all_or_nothing(void **state)
 {
@@ -244,7 +304,8 @@ static void calls_give_all_or_nothing(void **state)
             struct tv_client_problem problem;
             int64_t blocks = fault_blocks();
             memset(&out, 0, sizeof out);
-            out.session = open_session;
+            assert_int_equal(create(client, &out.session, &problem), 0);
+            int64_t opened = fault_blocks();
             before = out;
             fault_arm(FAULT_MEMORY, n);
             int rc = calls[c].call(client, &out, &problem);
@@ -253,17 +314,24 @@ static void calls_give_all_or_nothing(void **state)
                 fail_msg("%s, allocation %d: %d '%s'", calls[c].name, n, rc, problem.detail);
             }
             if (failed) {
+                const struct tv_client_state *kept = tv_client_session_state(out.session);
                 assert_memory_equal(&out, &before, sizeof out);
                 assert_true(problem.detail[0] != '\0');
-                assert_int_equal(fault_blocks(), blocks);
-                continue;
+                assert_int_equal(kept->committed_len, 3);
+                assert_int_equal(kept->next_seq, 1);
+                assert_int_equal(kept->pending, 5);
+                assert_int_equal(fault_blocks(), opened);
             }
-            print_message("%s: %d allocations\n", calls[c].name, n - 1);
-            assert_true(n > 1);
             tv_client_round_finish(&out.round);
             tv_client_answer_finish(&out.answer);
+            tv_client_session_destroy(out.made);
+            tv_client_session_destroy(out.session);
             assert_int_equal(fault_blocks(), blocks);
-            break;
+            if (!failed) {
+                print_message("%s: %d allocations\n", calls[c].name, n - 1);
+                assert_true(n > 1);
+                break;
+            }
         }
     }
     tv_client_destroy(client);
@@ -276,15 +344,16 @@ static void no_key_no_create(void **state)
     struct tv_client_options options;
     struct tv_client_problem problem;
     struct tv_client *client = NULL;
-    struct outputs out = {.session = open_session};
+    struct tv_client_session *session = NULL;
     options_set(&options);
     assert_int_equal(tv_client_create(&options, &client), 0);
     fault_arm(FAULT_RANDOM, 1);
-    assert_int_equal(call_create(client, &out, &problem), -EIO);
+    assert_int_equal(create(client, &session, &problem), -EIO);
     assert_int_equal(fault_disarm(), 1);
-    assert_memory_equal(&out.session, &open_session, sizeof open_session);
+    assert_null(session);
     assert_true(problem.detail[0] != '\0');
-    assert_int_equal(call_create(client, &out, &problem), 0);
+    assert_int_equal(create(client, &session, &problem), 0);
+    tv_client_session_destroy(session);
     tv_client_destroy(client);
 }
 
