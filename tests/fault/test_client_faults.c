@@ -32,41 +32,40 @@
 #define MOVED(digest) "\"seq\":1,\"pending\":77,\"digest\":\"" digest "\",\"next_seq\":2"
 
 static const struct {
-    const char *request, *status, *body;
-    const char *has; /* only a request with this in it */
+    const char *request, *has; /* how it begins, what is in it */
+    const char *status, *body;
 } answers[] = {
-    {"GET /v1/model ", "200 OK",
+    {"GET /v1/model ", "", "200 OK",
      "{\"name\":\"m\",\"model_id\":\"" ZEROS "\",\"vocab\":307,\"max_len\":4096,"
      "\"limits\":{\"max_nodes\":64,\"max_depth\":16}}"},
-    {"GET /healthz ", "200 OK", "{\"status\":\"ok\"}"},
-    {"GET /metrics ", "200 OK", "treeverify_sessions 1\n"},
-    {"POST /v1/sessions ", "201 Created",
+    {"GET /healthz ", "", "200 OK", "{\"status\":\"ok\"}"},
+    {"GET /metrics ", "", "200 OK", "treeverify_sessions 1\n"},
+    {"POST /v1/sessions ", "", "201 Created",
      "{\"session\":\"s_BBBBBBBBBBBBBBBBBBBBBB\",\"epoch\":\"0123456789abcdef\",\"next_seq\":1,"
      "\"committed_len\":3,\"digest\":\"f713afc22b399b0f475f8aac35bf8c13\",\"pending\":5,"
      "\"cached_len\":0,\"finish\":null,\"sampling\":{\"rule\":\"target_walk\",\"seed\":\"5\"},"
      "\"limits\":{\"max_nodes\":64,\"max_depth\":16}}"},
-    {"POST " ID "/verify ", "200 OK",
+    {"POST " ID "/verify ", "", "200 OK",
      "{\"accepted\":{\"nodes\":[0,2,3],\"tokens\":[5,11,12]},\"new_tokens\":[11,12,77],"
      "\"committed_len\":6," MOVED("fee1cd74d37fc4c608c85f6959d4c460") ",\"finish\":null}"},
-    {"POST " ID "/decode ", "409 Conflict",
-     "{\"code\":\"seq-gap\",\"detail\":\"d\",\"retryable\":false,\"committed\":false,"
-     "\"session_state\":{\"session\":\"s_BBBBBBBBBBBBBBBBBBBBBB\",\"epoch\":\"0123456789abcdef\","
-     "\"next_seq\":2,\"committed_len\":5,\"pending\":21,\"finish\":null,"
-     "\"digest\":\"a85a40e6dc3dc665f671315a6fcb424f\",\"tail\":[5,20],\"tail_from\":3}}",
-     "\"max_tokens\":9"},
-    {"POST " ID "/decode ", "200 OK",
-     "{\"new_tokens\":[1,2,77],\"committed_len\":6," MOVED(
-         "74bbbbadf21fe550afa330095468c176") ",\"finish\":null}"},
-    {"POST " ID "/extend ", "200 OK",
-     "{\"new_tokens\":[77],\"committed_len\":6," MOVED(
-         "f54b8472cac1cf71c0582dcae9713012") ",\"finish\":null}"},
-    /* somebody else has moved the session: two tokens more */
-    {"POST " ID "/rollback ", "409 Conflict",
+    {"POST " ID "/decode ", "\"max_tokens\":9", "409 Conflict",
      "{\"code\":\"seq-gap\",\"detail\":\"d\",\"retryable\":false,\"committed\":false,"
      "\"session_state\":{\"session\":\"s_BBBBBBBBBBBBBBBBBBBBBB\",\"epoch\":\"0123456789abcdef\","
      "\"next_seq\":2,\"committed_len\":5,\"pending\":21,\"finish\":null,"
      "\"digest\":\"a85a40e6dc3dc665f671315a6fcb424f\",\"tail\":[5,20],\"tail_from\":3}}"},
-    {"DELETE " ID " ", "204 No Content", ""},
+    {"POST " ID "/decode ", "", "200 OK",
+     "{\"new_tokens\":[1,2,77],\"committed_len\":6," MOVED(
+         "74bbbbadf21fe550afa330095468c176") ",\"finish\":null}"},
+    {"POST " ID "/extend ", "", "200 OK",
+     "{\"new_tokens\":[77],\"committed_len\":6," MOVED(
+         "f54b8472cac1cf71c0582dcae9713012") ",\"finish\":null}"},
+    /* somebody else has moved the session: two tokens more */
+    {"POST " ID "/rollback ", "", "409 Conflict",
+     "{\"code\":\"seq-gap\",\"detail\":\"d\",\"retryable\":false,\"committed\":false,"
+     "\"session_state\":{\"session\":\"s_BBBBBBBBBBBBBBBBBBBBBB\",\"epoch\":\"0123456789abcdef\","
+     "\"next_seq\":2,\"committed_len\":5,\"pending\":21,\"finish\":null,"
+     "\"digest\":\"a85a40e6dc3dc665f671315a6fcb424f\",\"tail\":[5,20],\"tail_from\":3}}"},
+    {"DELETE " ID " ", "", "204 No Content", ""},
 };
 
 #define ANSWERS (sizeof answers / sizeof answers[0])
@@ -112,7 +111,7 @@ static void *serve(void *user)
         size_t at = request_read(fd, request) ? 0 : ANSWERS;
         while (at < ANSWERS &&
                (strncmp(request, answers[at].request, strlen(answers[at].request)) != 0 ||
-                (answers[at].has != NULL && strstr(request, answers[at].has) == NULL))) {
+                strstr(request, answers[at].has) == NULL)) {
             at++;
         }
         if (at < ANSWERS) {

@@ -29,8 +29,9 @@ for program in daemon/treeverifyd clients/cli/treeverify tests/check/checkkern t
         echo "LD_LIBRARY_PATH=\$here/lib exec \"\$here/bin/$name\" \"\$@\""
     } > "$out/$program"
     chmod +x "$out/$program"
-    # all but the C library's own, which must be the target's
-    ldd "$out/bin/$name" | awk '$3 ~ "^/" { print $3 }' |
+    # all but the C library's own, which must be the target's; asked where the program was built, since that is
+    # where it finds our own
+    ldd "$build/$program" | awk '$3 ~ "^/" { print $3 }' |
         grep -v -E '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' |
         while read -r library; do cp -L -- "$library" "$out/lib/"; done
 done
