@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < PLACES; i++) {
             ptx_mbarrier_init(ptx_shared(&l.fixed->kv_full[i]), 1);
         }
+        ptx_mbarrier_init(ptx_shared(&l.fixed->p_full), softmax_threads(b.m_tiles) - VALUE_LANES);
         for (int m = b.m_tiles; m < M_TILES_MAX; m++) {
             l.fixed->warp[m].moved = 0;
         }

@@ -301,7 +301,7 @@ TV_DEVICE void score_publish(const struct score_loop &w, int32_t k, const float 
     if (w.first) {
         ptx_store1(w.lane + WARP_AT(moved), moved);
     }
-    ptx_barrier_arrive(BARRIER_P_FULL, softmax_threads(SHARE == 2 ? 2 : 1));
+    ptx_mbarrier_arrive(w.fixed + FIXED_AT(p_full));
 }
 
 /* Write lse, or its partial, of this warp's rows, and 1 / sum for the value warps. */

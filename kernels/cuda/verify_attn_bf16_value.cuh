@@ -171,7 +171,7 @@ TV_DEVICE void value_tile(float (&o)[MT][8][4], const struct flash_block &b, con
         value_load(v, v_lane);
     }
     if ((k & 1) == 0) {
-        ptx_barrier_sync(BARRIER_P_FULL, softmax_threads(MT));
+        ptx_mbarrier_wait(fixed + FIXED_AT(p_full), (uint32_t)(k >> 1) & 1u);
 #pragma unroll
         for (int m = 0; m < MT; m++) {
             moved |= ptx_load1(fixed + m * WARP_BYTES + WARP_AT(moved));
@@ -222,10 +222,11 @@ TV_DEVICE void value_warp(const struct tv_flash_params &p, const CUtensorMap *ma
 #pragma unroll 1
     for (int32_t k = 0; k < count; k++) {
         value_tile<MT, PLACES>(o, b, l, k, k + 1 == count, fixed, v_lane, lane * 16);
+        value_refill<PLACES>(p, map, b, l, k);
+        /* In this order: no value warp may pass here twice before the first has met all. */
         if ((k & 1) != 0 && k + 1 < count) {
             ptx_barrier_arrive(BARRIER_P_EMPTY, softmax_threads(MT));
         }
-        value_refill<PLACES>(p, map, b, l, k);
     }
     ptx_barrier_sync(BARRIER_SUM, softmax_threads(MT));
     value_finish<MT>(p, b, l, o);

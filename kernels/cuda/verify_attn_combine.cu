@@ -127,20 +127,30 @@ TV_DEVICE struct row_splits row_locate(const struct tv_flash_params &p, const st
     return r;
 }
 
-/* TOGETHER: the block's warps share one slice of a row; else each warp has a slice of its own. */
-template <bool TOGETHER>
-__global__ void __launch_bounds__(WAYS * 32)
+/* How a row's columns are shared out. */
+enum form {
+    FORM_BLOCK, /* the block's warps share one slice */
+    FORM_SLICE, /* each warp has a slice */
+    FORM_ROW    /* each warp has all slices, one after the other */
+};
+
+template <enum form FORM>
+__global__ void __launch_bounds__(WAYS * 32, 2)
     verify_attn_combine(const __grid_constant__ struct tv_flash_params p)
 {
     __shared__ float4 sums[WAYS][32];
+    __shared__ struct tv_plan plan;
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
+    int32_t request = (int32_t)blockIdx.y, index = (int32_t)blockIdx.x;
     ptx_launch_dependents();
     ptx_wait_dependence();
-    int32_t request = (int32_t)blockIdx.y, nodes = p.node_count[request];
-    int32_t index = TOGETHER ? (int32_t)blockIdx.x : (int32_t)blockIdx.x * WAYS + warp;
-    int32_t row = index / SLICES, slice = index % SLICES;
-    struct tv_plan plan = tv_plan_request(p.device, nodes, p.heads, p.prefix_len[request]);
-    int64_t base = p.row_start != NULL ? p.row_start[request] : (int64_t)request * p.q_len;
+    if (threadIdx.x == 0) {
+        plan = tv_plan_request(p.device, p.node_count[request], p.heads, p.prefix_len[request]);
+    }
+    __syncthreads();
+    index = FORM == FORM_BLOCK ? index : index * WAYS + warp;
+    int32_t row = FORM == FORM_ROW ? index : index / SLICES;
+    int32_t slice = FORM == FORM_ROW ? 0 : index % SLICES;
     if (row >= plan.rows) {
         return;
     }
@@ -148,10 +158,11 @@ __global__ void __launch_bounds__(WAYS * 32)
     if (r.splits == 1) {
         return;
     }
+    int64_t base = p.row_start != NULL ? p.row_start[request] : (int64_t)request * p.q_len;
     float lse = splits_lse(r, lane);
-    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     bool any = lse != -CUDART_INF_F;
-    if (TOGETHER) {
+    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if constexpr (FORM == FORM_BLOCK) {
         sums[warp][lane] = any ? splits_fold(r, warp, lse) : total;
         __syncthreads();
         if (warp != 0) {
@@ -161,23 +172,38 @@ __global__ void __launch_bounds__(WAYS * 32)
         for (int32_t j = 1; j < WAYS && j < r.splits; j++) {
             total = add4(total, sums[j][lane]);
         }
-    } else if (any) {
-        total = splits_fold_all(r, lse);
+        row_write(p, base * p.heads + row, slice, lane, total, lse);
+    } else {
+#pragma unroll 1
+        for (int32_t i = 0; i < (FORM == FORM_ROW ? SLICES : 1); i++) {
+            total = any ? splits_fold_all(r, lse) : total;
+            row_write(p, base * p.heads + row, slice + i, lane, total, lse);
+            r.out += COLUMNS;
+        }
     }
-    row_write(p, base * p.heads + row, slice, lane, total, lse);
+}
+
+static const void *combine_kernel(enum form form)
+{
+    return form == FORM_BLOCK   ? (const void *)verify_attn_combine<FORM_BLOCK>
+           : form == FORM_SLICE ? (const void *)verify_attn_combine<FORM_SLICE>
+                                : (const void *)verify_attn_combine<FORM_ROW>;
 }
 
 int tv_flash_combine_prepare(void)
 {
-    int result = tv_flash_prepare_kernel((const void *)verify_attn_combine<true>, 0);
-    return result < 0 ? result
-                      : tv_flash_prepare_kernel((const void *)verify_attn_combine<false>, 0);
+    static const enum form forms[] = {FORM_BLOCK, FORM_SLICE, FORM_ROW};
+    int result = 0;
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0] && result == 0; i++) {
+        result = tv_flash_prepare_kernel(combine_kernel(forms[i]), 0);
+    }
+    return result;
 }
 
 int tv_flash_combine_image(int32_t *ret_image)
 {
     struct cudaFuncAttributes attributes;
-    TV_CUDA_CHECK(cudaFuncGetAttributes(&attributes, (const void *)verify_attn_combine<true>));
+    TV_CUDA_CHECK(cudaFuncGetAttributes(&attributes, combine_kernel(FORM_BLOCK)));
     *ret_image = attributes.binaryVersion;
     return 0;
 }
@@ -185,12 +211,15 @@ int tv_flash_combine_image(int32_t *ret_image)
 int tv_flash_combine_launch(const struct tv_flash_params *p, int32_t batch, int32_t splits,
                             cudaStream_t stream)
 {
-    int32_t pieces = p->q_len * p->heads * SLICES;
-    /* Few pieces with many splits are bound by latency: spread each over a block. */
-    bool together = splits > 2 * WAYS && (int64_t)pieces * batch <= 4096;
-    dim3 grid((uint32_t)(together ? pieces : tv_plan_ceil(pieces, WAYS)), (uint32_t)batch);
+    int32_t rows = p->q_len * p->heads;
+    /* Few rows with many splits are bound by latency: spread each slice over a block. Many rows are
+     * bound by instructions: find out once for all slices where a row's splits lie. */
+    enum form form = (int64_t)rows * batch > 4096                         ? FORM_ROW
+                     : splits > 2 * WAYS && (int64_t)rows * batch <= 1024 ? FORM_BLOCK
+                                                                          : FORM_SLICE;
+    int32_t pieces = form == FORM_ROW ? rows : rows * SLICES;
+    dim3 grid((uint32_t)(form == FORM_BLOCK ? pieces : tv_plan_ceil(pieces, WAYS)),
+              (uint32_t)batch);
     void *kernel_args[1] = {(void *)p};
-    return tv_flash_launch(together ? (const void *)verify_attn_combine<true>
-                                    : (const void *)verify_attn_combine<false>,
-                           grid, WAYS * 32, 0, stream, kernel_args);
+    return tv_flash_launch(combine_kernel(form), grid, WAYS * 32, 0, stream, kernel_args);
 }
