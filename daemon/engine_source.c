@@ -35,8 +35,8 @@ static void memory_look(const struct tv_kernels *kernels, struct tv_device_memor
     }
 }
 
-static int open_kernels(const struct tv_config *config, struct tv_kernels **ret_kernels,
-                        char *error, size_t error_bytes)
+static int open_kernels(const struct tv_config *config, const char *backend,
+                        struct tv_kernels **ret_kernels, char *error, size_t error_bytes)
 {
     char reason[400] = "";
     const struct tv_kernels_options options = {
@@ -45,17 +45,17 @@ static int open_kernels(const struct tv_config *config, struct tv_kernels **ret_
         .reason = reason,
         .reason_bytes = sizeof reason,
     };
-    int rc = tv_kernels_create(config->backend, &options, ret_kernels);
+    int rc = tv_kernels_create(backend, &options, ret_kernels);
     if (rc == 0) {
         return TV_EXIT_DRAINED;
     }
     if (reason[0] != '\0') {
-        (void)snprintf(error, error_bytes, "backend %s: %s", config->backend, reason);
+        (void)snprintf(error, error_bytes, "backend %s: %s", backend, reason);
     } else if (rc == -ENOTSUP) {
         (void)snprintf(error, error_bytes, "backend %s: this build or machine does not have it",
-                       config->backend);
+                       backend);
     } else {
-        (void)snprintf(error, error_bytes, "backend %s: %s", config->backend, strerror(-rc));
+        (void)snprintf(error, error_bytes, "backend %s: %s", backend, strerror(-rc));
     }
     return rc == -ENOMEM || rc == -EAGAIN ? TV_EXIT_NO_MEMORY : TV_EXIT_NO_DEVICE;
 }
@@ -250,7 +250,7 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_model_progress
     struct tv_cache *cache = NULL;
     struct tv_device_memory memory = {0};
     char detail[300] = "";
-    int code = open_kernels(config, &kernels, error, error_bytes);
+    int code = open_kernels(config, config->backend, &kernels, error, error_bytes);
     if (code == TV_EXIT_DRAINED) {
         device_log(kernels);
         memory_look(kernels, &memory, &memory.begun);
@@ -288,6 +288,32 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_model_progress
     if (kernels != NULL) {
         kernels->destroy(kernels);
     }
+    return code;
+}
+
+int tv_main_gpu_check(const struct tv_config *config, char *ret_text, size_t bytes)
+{
+    struct tv_kernels *kernels = NULL;
+    struct tv_device_memory memory = {0};
+    char device[400];
+    int code = open_kernels(config, "cuda", &kernels, ret_text, bytes);
+    if (code != TV_EXIT_DRAINED) {
+        return code;
+    }
+    tv_device_memory_describe(kernels, device, sizeof device);
+    memory_look(kernels, &memory, &memory.begun);
+    (void)snprintf(ret_text, bytes, "%s; %zu of %zu MiB free", device, memory.begun >> 20,
+                   memory.total >> 20);
+    if (memory.total == 0) {
+        (void)snprintf(ret_text, bytes, "%s; the device does not say its memory", device);
+        code = TV_EXIT_NO_DEVICE;
+    } else if (memory.begun <= (size_t)config->device_reserve) {
+        (void)snprintf(ret_text, bytes, "%s; %zu of %zu MiB free, of which %lld stay free", device,
+                       memory.begun >> 20, memory.total >> 20,
+                       (long long)config->device_reserve >> 20);
+        code = TV_EXIT_NO_MEMORY;
+    }
+    kernels->destroy(kernels);
     return code;
 }
 

@@ -1,5 +1,6 @@
 /*
- * main.c - arguments, start order, stop order, exit code; the only file that may end the process.
+ * main.c - arguments, signals, start order, stop order, exit code; the only file that may end the
+ * process.
  *
  * Start: configuration, engine, shadow, sched, listeners; ready means bound. Stop: readiness fails,
  * a grace for balancers to notice, new work is refused, what runs is finished, everything ends in
@@ -48,9 +49,12 @@ struct service {
     struct tv_shadow *shadow;
     struct tv_sched *sched;
     struct tv_http *http;
-    struct tv_stats stats;       /* of sched and http, until both have ended */
-    int64_t watchdog_us, fed_us; /* time between two words to the watchdog, 0: none; the last */
-    int moving;                  /* what it was told */
+    int argc; /* main's, for a reload */
+    char **argv;
+    struct tv_http_sockets sockets; /* handed to the process, until the listeners take them over */
+    struct tv_stats stats;          /* of sched and http, until both have ended */
+    int64_t watchdog_us, fed_us;    /* time between two words to the watchdog, 0: none; the last */
+    int moving;                     /* what it was told */
 };
 
 static void on_stop(int signal_number)
@@ -209,7 +213,10 @@ static int service_start(struct service *service)
         tv_log(TV_LOG_ERROR, "state_dir %.400s: %s", dir, strerror(-unusable));
         return TV_EXIT_CONFIG;
     }
-    int rc = tv_http_probe(config, error, sizeof error);
+    int rc = tv_http_check(config, error, sizeof error);
+    if (rc == 0) {
+        rc = tv_http_probe(config, &service->sockets, error, sizeof error);
+    }
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "%s", error);
         return exit_code_of(rc);
@@ -240,8 +247,8 @@ static int service_start(struct service *service)
         return exit_code_of(rc);
     }
     tv_sched_lost_watch(service->sched, on_lost, NULL);
-    rc = tv_http_create(config, service->sched, &service->stats, &service->http, error,
-                        sizeof error);
+    rc = tv_http_create(config, &service->sockets, service->sched, &service->stats, &service->http,
+                        error, sizeof error);
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "%s", error);
     }
@@ -279,7 +286,32 @@ static void watchdog_feed(struct service *service)
     service->fed_us = now_us;
 }
 
-/* However many signals came: what the file says now is in force, or what was. */
+/* Everything that can change while the service runs, as the files say now; or, with anything wrong
+ * in one of them, nothing. */
+static int reload(struct service *service)
+{
+    static struct tv_config fresh; /* large, and main's thread alone comes here */
+    char error[600] = "", waiting[400];
+    int rc = tv_config_load(&fresh, service->argc, service->argv, error, sizeof error);
+    if (rc == 0) {
+        rc = tv_http_reload(service->http, &fresh, error, sizeof error);
+    }
+    tv_stats_add(&service->stats.reloads[rc != 0], 1);
+    if (rc != 0) {
+        tv_log(TV_LOG_ERROR, "reload: %s; everything stays as it was", error);
+        return rc;
+    }
+    tv_config_waiting(&service->config, &fresh, waiting, sizeof waiting);
+    tv_sched_reload(service->sched, &service->config, &fresh);
+    set_log_level(service->config.log_level);
+    tv_log(TV_LOG_INFO, "reload: what the files say is in force");
+    if (waiting[0] != '\0') {
+        tv_log(TV_LOG_WARNING, "reload: %s changed too, which waits for a restart", waiting);
+    }
+    return 0;
+}
+
+/* However many signals came. */
 static void reload_when_asked(struct service *service)
 {
     struct timespec now;
@@ -289,7 +321,7 @@ static void reload_when_asked(struct service *service)
     (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail */
     tv_notify_send("RELOADING=1\nMONOTONIC_USEC=%lld",
                    (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
-    int rc = tv_http_reload(service->http);
+    int rc = reload(service);
     tv_notify_send("READY=1\nSTATUS=serving%s", rc == 0 ? "" : "; the last reload failed");
 }
 
@@ -365,19 +397,41 @@ static void announce(const struct service *service)
     }
 }
 
-/* Options that print and end: 1 when one was given. */
-static int run_print_options(const struct tv_config *config)
+/* What --check-config and --check-gpu say: the exit code. */
+static int run_checks(const struct tv_config *config)
 {
+    char text[600] = "";
+    int code = TV_EXIT_DRAINED;
+    if (config->check_gpu) {
+        code = tv_main_gpu_check(config, text, sizeof text);
+    } else if (tv_http_check(config, text, sizeof text) != 0) {
+        code = TV_EXIT_CONFIG;
+    }
+    if (code != TV_EXIT_DRAINED) {
+        tv_log(TV_LOG_ERROR, "%s", text);
+    } else {
+        (void)printf("%s\n", config->check_gpu ? text : "the configuration is valid");
+    }
+    return code;
+}
+
+/* Options that print and end: 1 when one was given, with the exit code. */
+static int run_print_options(const struct tv_config *config, int *ret_code)
+{
+    *ret_code = TV_EXIT_DRAINED;
     if (config->help) {
         tv_config_usage(stdout);
     } else if (config->version) {
         (void)printf("treeverifyd %s\n", TV_VERSION);
     } else if (config->print_only) {
         tv_config_print(config, stdout);
-    } else if (config->check_only) {
-        (void)printf("the configuration is valid\n");
+    } else if (config->check_only || config->check_gpu) {
+        *ret_code = run_checks(config);
     } else {
         return 0;
+    }
+    if (fflush(stdout) != 0) {
+        *ret_code = TV_EXIT_NO_MEMORY;
     }
     return 1;
 }
@@ -396,15 +450,23 @@ int main(int argc, char **argv)
         return rc == -EINVAL ? TV_EXIT_USAGE : TV_EXIT_CONFIG;
     }
     set_log_level(service.config.log_level);
-    if (run_print_options(&service.config)) {
-        return fflush(stdout) == 0 ? TV_EXIT_DRAINED : TV_EXIT_NO_MEMORY;
+    int code;
+    if (run_print_options(&service.config, &code)) {
+        return code;
     }
+    service.argc = argc;
+    service.argv = argv;
     rc = signals_init();
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "signals cannot be set up: %s", strerror(-rc));
         return TV_EXIT_NO_MEMORY;
     }
-    int code = service_start(&service);
+    rc = tv_notify_sockets(&service.sockets.work, &service.sockets.admin, error, sizeof error);
+    if (rc != 0) {
+        tv_log(TV_LOG_ERROR, "%s", error);
+        return TV_EXIT_CONFIG;
+    }
+    code = service_start(&service);
     if (code == TV_EXIT_DRAINED) {
         loading = 0;
         announce(&service);

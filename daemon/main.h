@@ -26,6 +26,8 @@ enum tv_exit {
 /* TV_EXIT_DRAINED (0) with *ret_engine, or the exit code with text. progress may be NULL. */
 int tv_main_engine_open(const struct tv_config *config, struct tv_model_progress *progress,
                         struct tv_engine **ret_engine, char *error, size_t error_bytes);
+/* The GPU that the cuda backend would use, in words: 0; or the exit code with why there is none. */
+int tv_main_gpu_check(const struct tv_config *config, char *ret_text, size_t bytes);
 /* After everything that used it has ended. */
 void tv_main_engine_close(struct tv_engine *engine);
 

@@ -1,5 +1,5 @@
 /*
- * notify.c - messages to the service manager, and the thread that tells it of a load.
+ * notify.c - messages to the service manager, the thread that tells it of a load, its sockets.
  *
  * More time is asked for only while bytes come, and not for ever: a load that stands still is the
  * manager's to end.
@@ -74,10 +74,49 @@ void tv_notify_send(const char *format, ...)
     }
 }
 
+int tv_notify_sockets(int *ret_work, int *ret_admin, char *error, size_t error_bytes)
+{
+    char **names = NULL;
+    int work = -1, admin = -1, rc = 0;
+    int count = sd_listen_fds_with_names(1, &names);
+    if (count < 0) {
+        (void)snprintf(error, error_bytes, "the sockets that were handed over: %s",
+                       strerror(-count));
+        return -EINVAL;
+    }
+    for (int i = 0; i < count; i++) {
+        int *socket = strcmp(names[i], "work") == 0    ? &work
+                      : strcmp(names[i], "admin") == 0 ? &admin
+                                                       : NULL;
+        if (socket == NULL || *socket >= 0) {
+            (void)snprintf(error, error_bytes,
+                           "a socket named %.100s was handed over: FileDescriptorName is work or "
+                           "admin, each once",
+                           names[i]);
+            rc = -EINVAL;
+        } else {
+            *socket = SD_LISTEN_FDS_START + i;
+        }
+        free(names[i]);
+    }
+    free(names);
+    *ret_work = work;
+    *ret_admin = admin;
+    return rc;
+}
+
 #else
 
 int tv_notify_wanted(void)
 {
+    return 0;
+}
+
+int tv_notify_sockets(int *ret_work, int *ret_admin, char *error, size_t error_bytes)
+{
+    (void)error; /* this build asks nobody */
+    (void)error_bytes;
+    *ret_work = *ret_admin = -1;
     return 0;
 }
 

@@ -1,5 +1,6 @@
 /*
- * notify.h - what the service manager is told: readiness, a line of status, the watchdog, the stop.
+ * notify.h - what the service manager is told (readiness, a line of status, the watchdog, the
+ * stop), and the sockets it hands over.
  *
  * Without a manager that listens ($NOTIFY_SOCKET), and in a build without libsystemd, nothing is
  * sent. A message that cannot be sent is said once in the log, and the service goes on.
@@ -8,6 +9,7 @@
 #define TV_NOTIFY_H
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "model/model.h"
@@ -18,6 +20,9 @@ int tv_notify_built(void);
 int tv_notify_wanted(void);
 /* Microseconds from one WATCHDOG=1 to the next; 0: nobody waits for any. */
 int64_t tv_notify_watchdog_us(void);
+/* Listening sockets that the manager has bound and named "work" and "admin"; -1: none, and both in
+ * a build without libsystemd. 0 or -EINVAL with text. Main thread, before others exist. */
+int tv_notify_sockets(int *ret_work, int *ret_admin, char *error, size_t error_bytes);
 /* Lines of NAME=value. Any thread. */
 void tv_notify_send(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -28,6 +28,7 @@ struct tv_client {
     CURL *curl;
     struct tv_client_options options;
     char url[URL_BYTES_MAX];
+    char *ca_file;                          /* owned; NULL: the system's */
     char authorization[KEY_BYTES_MAX + 32]; /* the header, or "" */
     uint64_t jitter;                        /* state of the generator of pauses, never 0 */
     int64_t attempts;
@@ -131,6 +132,14 @@ int tv_client_create(const struct tv_client_options *options, struct tv_client *
     client->options = *options;
     client->options.url = client->url;
     client->options.key = NULL;
+    client->options.ca_file = NULL;
+    if (options->ca_file != NULL) {
+        client->ca_file = strdup(options->ca_file);
+        if (client->ca_file == NULL) {
+            tv_client_destroy(client);
+            return -ENOMEM;
+        }
+    }
     if (options->key != NULL) {
         (void)snprintf(client->authorization, sizeof(client->authorization),
                        "Authorization: Bearer %s", options->key); /* fits */
@@ -152,6 +161,7 @@ void tv_client_destroy(struct tv_client *client)
     }
     curl_easy_cleanup(client->curl);
     explicit_bzero(client->authorization, sizeof(client->authorization));
+    free(client->ca_file);
     (void)pthread_mutex_lock(&global_lock);
     curl_global_cleanup(); /* counted by libcurl: one for each successful init */
     (void)pthread_mutex_unlock(&global_lock);
@@ -191,6 +201,9 @@ static int prepare(struct tv_client *client, const char *method, const char *url
             code = curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body);
         }
     }
+    if (code == CURLE_OK && client->ca_file != NULL) {
+        code = curl_easy_setopt(curl, CURLOPT_CAINFO, client->ca_file);
+    }
     if (code == CURLE_OK && is_loopback(client->url)) {
         code = curl_easy_setopt(curl, CURLOPT_PROXY, "");
     }
@@ -221,6 +234,7 @@ static int error_of(CURLcode code, const struct tv_buf *answer)
     case CURLE_COULDNT_RESOLVE_PROXY:
     case CURLE_SSL_CONNECT_ERROR:
     case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
         return -ECONNREFUSED;
     case CURLE_OUT_OF_MEMORY:
         return -ENOMEM;

@@ -77,11 +77,12 @@ struct tv_client_document; /* a parsed answer */
 struct tv_client_value;    /* a JSON value inside one; lives as long as the answer */
 
 struct tv_client_options {
-    const char *url;    /* http://HOST:PORT, no path; copied */
-    const char *key;    /* secret of a bearer key, sent with every call; copied; NULL: none */
-    int32_t connect_ms; /* deadline of one connection attempt */
-    int32_t attempt_ms; /* deadline of one attempt */
-    int32_t total_ms;   /* deadline of a call with all its retries and pauses */
+    const char *url;     /* http://HOST:PORT or https://HOST:PORT, no path; copied */
+    const char *key;     /* secret of a bearer key, sent with every call; copied; NULL: none */
+    const char *ca_file; /* https: PEM file of who is trusted; copied; NULL: the system's */
+    int32_t connect_ms;  /* deadline of one connection attempt */
+    int32_t attempt_ms;  /* deadline of one attempt */
+    int32_t total_ms;    /* deadline of a call with all its retries and pauses */
     int32_t retries_max;
     int32_t backoff_ms; /* the first pause at most; doubles, at most 5 s; half of it is jitter */
 };

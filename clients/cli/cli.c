@@ -33,6 +33,9 @@ int tv_cli_option(struct tv_cli *cli, int option, const char *help)
     case TV_CLI_OPT_KEY_FILE:
         cli->key_file = optarg;
         return -1;
+    case TV_CLI_OPT_CACERT:
+        cli->ca_file = optarg;
+        return -1;
     case TV_CLI_OPT_HELP:
         (void)fputs(help, stdout);
         return TV_CLI_OK;
@@ -123,6 +126,7 @@ int tv_cli_connect(const struct tv_cli *cli, struct tv_client **ret_client)
     struct tv_client_options options;
     tv_client_options_init(&options);
     options.url = cli->url;
+    options.ca_file = cli->ca_file;
     char *key = NULL;
     if (cli->key_file != NULL) {
         int code = read_key(cli->key_file, &key);
@@ -137,11 +141,11 @@ int tv_cli_connect(const struct tv_cli *cli, struct tv_client **ret_client)
         free(key);
     }
     if (error == -EINVAL && cli->key_file != NULL) {
-        return tv_cli_usage("'%.200s' is not http://HOST:PORT, or %.200s has no key", cli->url,
+        return tv_cli_usage("'%.200s' is not http(s)://HOST:PORT, or %.200s has no key", cli->url,
                             cli->key_file);
     }
     if (error == -EINVAL) {
-        return tv_cli_usage("'%.200s' is not http://HOST:PORT", cli->url);
+        return tv_cli_usage("'%.200s' is not http(s)://HOST:PORT", cli->url);
     }
     if (error != 0) {
         (void)fputs("treeverify: out of memory\n", stderr);

@@ -31,6 +31,7 @@ enum tv_cli_exit {
 struct tv_cli {
     const char *url;
     const char *key_file; /* whose first line is the key, or NULL */
+    const char *ca_file;  /* of who is trusted under https, or NULL: the system's */
     int json;
 };
 
@@ -45,6 +46,7 @@ enum {
     TV_CLI_OPT_URL = 256,
     TV_CLI_OPT_JSON,
     TV_CLI_OPT_KEY_FILE,
+    TV_CLI_OPT_CACERT,
     TV_CLI_OPT_HELP,
     TV_CLI_OPT_OWN
 };
@@ -52,6 +54,7 @@ enum {
     {"url", required_argument, NULL, TV_CLI_OPT_URL},                                              \
         {"json", no_argument, NULL, TV_CLI_OPT_JSON},                                              \
         {"key-file", required_argument, NULL, TV_CLI_OPT_KEY_FILE},                                \
+        {"cacert", required_argument, NULL, TV_CLI_OPT_CACERT},                                    \
         {"help", no_argument, NULL, TV_CLI_OPT_HELP},                                              \
     {                                                                                              \
         NULL, 0, NULL, 0                                                                           \

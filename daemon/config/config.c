@@ -37,6 +37,7 @@ static void defaults(struct tv_config *config)
         .pages_share = 1.0,
         .kv_dtype = TV_F32,
         .prefix_cache = TV_PREFIX_CACHE_ON,
+        .tls_min = 12,
         .max_nodes = TV_NODES_DEFAULT,
         .max_depth = TV_DEPTH_DEFAULT,
         .max_sessions = 256,
@@ -207,6 +208,11 @@ static int check_whole(struct tv_config *config, char *error, size_t error_bytes
     if (rc != 0) {
         return rc;
     }
+    if ((config->tls_cert[0] == '\0') != (config->tls_key[0] == '\0')) {
+        return fail(error, error_bytes, -EBADMSG, "",
+                    config->tls_cert[0] == '\0' ? "tls_key" : "tls_cert",
+                    "a certificate and its key (tls_cert, tls_key) go together");
+    }
     if (config->admin_on && config->admin_port > 65535) {
         return fail(error, error_bytes, -EBADMSG, "", "listen_admin",
                     "port 65536 does not exist; give the admin listener a port");
@@ -248,7 +254,7 @@ int tv_config_load(struct tv_config *ret_config, int argc, char **argv, char *er
         if (rc == 0) {
             rc = check_whole(&config, error, error_bytes);
         }
-        if (rc == 0 && config.model[0] == '\0' && !config.print_only) {
+        if (rc == 0 && config.model[0] == '\0' && !config.print_only && !config.check_gpu) {
             rc = fail(error, error_bytes, -EINVAL, "", "--model", "a checkpoint folder is needed");
         }
     }
@@ -302,7 +308,9 @@ void tv_config_usage(FILE *out)
     (void)fprintf(out,
                   "usage: treeverifyd --model DIR [--config FILE] [options]\n"
                   "Each option is also a key of the file (with _ for -) and a variable\n"
-                  "TREEVERIFY_KEY; the command line wins, then the environment, then the file.\n\n"
+                  "TREEVERIFY_KEY; the command line wins, then the environment, then the file.\n"
+                  "SIGHUP reads them again: [reload] values change at once, of [reload: contents]\n"
+                  "the file that is named is read again, and the rest waits for a restart.\n\n"
                   "  --config FILE\n        settings as key = value, one a line; then those of "
                   "FILE.d/*.conf\n");
     for (size_t i = 0; i < count; i++) {
@@ -310,7 +318,9 @@ void tv_config_usage(FILE *out)
         for (const char *c = table[i].name; *c != '\0'; c++) {
             (void)fputc(*c == '_' ? '-' : *c, out);
         }
-        (void)fprintf(out, "%s%s\n        %s\n", table[i].value == NULL ? "" : " ",
-                      table[i].value == NULL ? "" : table[i].value, table[i].help);
+        static const char *const marks[] = {"", " [reload]", " [reload: contents]"};
+        (void)fprintf(out, "%s%s%s\n        %s\n", table[i].value == NULL ? "" : " ",
+                      table[i].value == NULL ? "" : table[i].value,
+                      marks[tv_options_reload(&table[i])], table[i].help);
     }
 }

@@ -59,7 +59,9 @@ struct tv_config {
     double shadow;   /* 0 off, 1 all, else share */
     double shadow_path;
     char state_dir[4096];
-    char api_key_file[4096];
+    char api_key_file[4096];            /* as tv_config_path takes it; so are the next two */
+    char tls_cert[4096], tls_key[4096]; /* both or none */
+    int32_t tls_min;                    /* 12: TLS 1.2, 13: TLS 1.3 */
     int32_t max_sessions;
     int32_t queue_max;    /* waiting calls */
     int32_t launch_max_s; /* without progress in an engine call, before readiness fails; 0: auto */
@@ -77,7 +79,7 @@ struct tv_config {
     int synthetic_weights;
     uint64_t synthetic_seed; /* of them */
     int synthetic_kv;        /* prompts are not computed */
-    int check_only, print_only, help, version;
+    int check_only, check_gpu, print_only, help, version;
     char log_level[8];
     unsigned char origin[TV_CONFIG_OPTIONS_MAX];      /* enum tv_origin of each option's value */
     unsigned char origin_file[TV_CONFIG_OPTIONS_MAX]; /* 0: the file; n: dropins[n - 1] */
@@ -93,6 +95,19 @@ int tv_config_load(struct tv_config *ret_config, int argc, char **argv, char *er
 void tv_config_print(const struct tv_config *config, FILE *out);
 void tv_config_usage(FILE *out);
 
+/* paths.c. The file that an option names: "credential:NAME" is a file of what the service manager
+ * keeps for this service ($CREDENTIALS_DIRECTORY), anything else a path. 0 or -EBADMSG with text.
+ */
+int tv_config_path(const char *text, char *ret_path, size_t path_bytes, char *error,
+                   size_t error_bytes);
+
+/* reload.c. Take over what another reading of the same files says, as far as a running daemon can.
+ * waiting: names, with commas between, of the other options that differ: they wait for a restart.
+ */
+void tv_config_take(struct tv_config *config, const struct tv_config *fresh);
+void tv_config_waiting(const struct tv_config *config, const struct tv_config *fresh,
+                       char *ret_names, size_t names_bytes);
+
 /* keys.c. Bearer keys; several of one name are a rotation. */
 enum { TV_SCOPE_VERIFY = 1, TV_SCOPE_METRICS = 2, TV_SCOPE_ADMIN = 4 };
 #define TV_KEYS_MAX             1024
@@ -106,8 +121,9 @@ struct tv_keys {
     struct tv_key *keys; /* owned */
     int32_t count;
 };
-/* The keys of a file, at least one. -EBADMSG with text, which quotes no line. */
-int tv_keys_load(const char *path, struct tv_keys *ret_keys, char *error, size_t error_bytes);
+/* The keys of the file that api_key_file names, at least one. -EBADMSG with text, which quotes no
+ * line. */
+int tv_keys_load(const char *text, struct tv_keys *ret_keys, char *error, size_t error_bytes);
 void tv_keys_finish(struct tv_keys *keys);
 /* The key of this secret, or NULL; takes as long for every secret of the same length. */
 const struct tv_key *tv_keys_find(const struct tv_keys *keys, const char *secret, size_t bytes);

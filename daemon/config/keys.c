@@ -147,12 +147,18 @@ static const char *read_lines(FILE *file, struct tv_keys *keys, int *ret_line)
     return wrong;
 }
 
-int tv_keys_load(const char *path, struct tv_keys *ret_keys, char *error, size_t error_bytes)
+int tv_keys_load(const char *text, struct tv_keys *ret_keys, char *error, size_t error_bytes)
 {
     struct tv_keys keys = {.keys = calloc(TV_KEYS_MAX, sizeof *keys.keys)};
     struct stat status;
     const char *wrong = NULL;
     int line = 0;
+    char path[4096];
+    int rc = tv_config_path(text, path, sizeof path, error, error_bytes);
+    if (rc != 0) {
+        tv_keys_finish(&keys);
+        return rc;
+    }
     FILE *file = keys.keys == NULL ? NULL : fopen(path, "re");
     if (file == NULL) {
         wrong = keys.keys == NULL ? "no memory" : strerror(errno);

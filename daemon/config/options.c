@@ -158,6 +158,24 @@ static void print_kv_dtype(const struct tv_option *option, const struct tv_confi
     (void)fprintf(out, "%s", config->kv_dtype == TV_F32 ? "f32" : "bf16");
 }
 
+static int parse_tls_min(const struct tv_option *option, struct tv_config *config, const char *text,
+                         char *reason, size_t reason_bytes)
+{
+    (void)option; /* the only option of its type */
+    if (strcmp(text, "1.2") != 0 && strcmp(text, "1.3") != 0) {
+        (void)snprintf(reason, reason_bytes, "1.2 or 1.3 is needed");
+        return -EINVAL;
+    }
+    config->tls_min = text[2] == '2' ? 12 : 13;
+    return 0;
+}
+
+static void print_tls_min(const struct tv_option *option, const struct tv_config *config, FILE *out)
+{
+    (void)option; /* the only option of its type */
+    (void)fprintf(out, "1.%d", config->tls_min - 10);
+}
+
 static const char *const prefix_cache_names[] = {"off", "on", "rounds"};
 
 static int parse_prefix_cache(const struct tv_option *option, struct tv_config *config,
@@ -479,10 +497,17 @@ static const struct tv_option table[] = {
      "/var/lib/treeverify",
      parse_text, tv_options_print_text, AT(state_dir), TEXT(state_dir)},
     {"api_key_file", "FILE",
-     "bearer keys, one name:scope[,scope]:secret a line (scopes verify, metrics, admin); read "
-     "again at "
-     "SIGHUP; unset: no keys, and listeners on loopback alone",
+     "bearer keys, one name:scope[,scope]:secret a line (scopes verify, metrics, admin); "
+     "credential:NAME is systemd's (LoadCredential=); unset: no keys, and listeners on loopback "
+     "alone",
      parse_text, tv_options_print_text, AT(api_key_file), TEXT(api_key_file)},
+    {"tls_cert", "FILE",
+     "certificate of both listeners in PEM, its chain behind it, or credential:NAME; unset: no TLS",
+     parse_text, tv_options_print_text, AT(tls_cert), TEXT(tls_cert)},
+    {"tls_key", "FILE", "its key in PEM without a password, or credential:NAME", parse_text,
+     tv_options_print_text, AT(tls_key), TEXT(tls_key)},
+    {"tls_min", "1.2|1.3", "oldest TLS that is spoken", parse_tls_min, print_tls_min, AT(tls_min),
+     0, 0},
     INT("max_sessions", max_sessions, 1, 1 << 20, "open sessions"),
     INT("queue_max", queue_max, 1, 1 << 20, "calls that may wait for the worker"),
     INT("launch_max_s", launch_max_s, 0, 3600,
@@ -536,6 +561,9 @@ static const struct tv_option table[] = {
     {"log_level", "error|warning|info|debug", "least important lines that are logged",
      parse_log_level, tv_options_print_text, AT(log_level), TEXT(log_level)},
     FLAG("check_config", check_only, "check the configuration and end"),
+    FLAG("check_gpu", check_gpu,
+         "say which GPU the cuda backend would use, or why it cannot (exit 69; 71: less memory "
+         "free than device_reserve), and end; needs no model"),
     FLAG("print_config", print_only, "print the effective configuration with its origins and end"),
     FLAG("help", help, "this text"),
     FLAG("version", version, "the version"),

@@ -34,6 +34,9 @@ struct tv_option {
 int tv_options_read_share(const char *text, double *ret);
 /* In the fewest digits that read back as the same value. */
 void tv_options_print_share(double value, FILE *out);
+/* reload.c. What SIGHUP does to an option: nothing, its value changes, its file is read again. */
+enum tv_reload { TV_RELOAD_NO, TV_RELOAD_VALUE, TV_RELOAD_CONTENTS };
+enum tv_reload tv_options_reload(const struct tv_option *option);
 /* rates.c: synthetic_acceptance. */
 tv_option_parse tv_options_parse_rates;
 tv_option_print tv_options_print_rates;

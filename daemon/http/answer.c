@@ -128,7 +128,7 @@ void tv_http_request_id(struct tv_http *http, char *ret_id, size_t bytes)
 
 /* Status line, headers and body in two writes; what does not fit into the empty socket buffer at
  * once is lost, and so is the connection. */
-static void write_raw(int fd, const struct tv_call *call)
+static void write_raw(const struct http_conn *conn, const struct tv_call *call)
 {
     char head[RAW_HEAD_BYTES], date[40] = "", retry[40] = "", allow[64] = "";
     const struct tv_reply *reply = &call->reply;
@@ -151,12 +151,17 @@ static void write_raw(int fd, const struct tv_call *call)
                  reply->http_status, reason, date, retry, allow,
                  reply->code == TV_UNAUTHENTICATED ? "WWW-Authenticate: " CHALLENGE "\r\n" : "",
                  call->request_id, reply->content_type, reply->body.bytes);
-    if (length > 0 && (size_t)length < sizeof head && reply->body.failed == 0) {
+    if (length <= 0 || (size_t)length >= sizeof head || reply->body.failed != 0) {
+        return; /* the connection is closed without a word */
+    }
+    if (conn->tls != NULL) {
+        tv_http_tls_write(conn, head, (size_t)length, reply->body.data, reply->body.bytes);
+    } else {
         struct iovec parts[2] = {{.iov_base = head, .iov_len = (size_t)length},
                                  {.iov_base = reply->body.data, .iov_len = reply->body.bytes}};
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
         /* a peer that is gone already needs no answer */
-        (void)sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        (void)sendmsg(conn->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
 }
 
@@ -166,7 +171,7 @@ void tv_http_answer_raw(struct http_conn *conn)
         return;
     }
     count_answer(conn, conn->call->reply.http_status);
-    write_raw(conn->fd, conn->call);
+    write_raw(conn, conn->call);
     (void)shutdown(conn->fd, SHUT_WR); /* fails only when the peer is gone */
 }
 
@@ -181,6 +186,8 @@ void tv_http_answer_timeout(struct http_conn *conn)
     tv_stats_add(&conn->http->stats->http_rejected[TV_TIMEOUT], 1);
     tv_http_request_id(conn->http, call->request_id, sizeof call->request_id);
     tv_sched_refuse(call, &problem);
-    write_raw(conn->fd, call);
+    if (conn->tls == NULL) { /* a TLS session is its listener's alone: it is cut without a word */
+        write_raw(conn, call);
+    }
     tv_call_destroy(call);
 }

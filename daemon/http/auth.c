@@ -1,44 +1,13 @@
 /*
  * auth.c - who calls: the bearer key of a request against the keys of the file.
  *
- * Owns the keys in force and their exchange. Without a key file every route is open (such listeners
- * are on loopback); with one, everything but the probes needs a key, also what does not exist.
+ * Owns who needs which scope. Without a key file every route is open (such listeners are on
+ * loopback); with one, everything but the probes needs a key, also what does not exist.
  */
 #include <errno.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "http/conn.h"
-
-int tv_http_keys_load(struct tv_http *http, char *error, size_t error_bytes)
-{
-    struct tv_keys fresh = {.count = 0}, old;
-    if (http->key_file[0] == '\0') {
-        return 0;
-    }
-    int rc = tv_keys_load(http->key_file, &fresh, error, error_bytes);
-    if (rc != 0) {
-        return rc;
-    }
-    (void)pthread_mutex_lock(&http->keys_lock);
-    old = http->keys;
-    http->keys = fresh;
-    (void)pthread_mutex_unlock(&http->keys_lock);
-    tv_keys_finish(&old);
-    tv_log(TV_LOG_INFO, "%d keys are in force", fresh.count);
-    return 0;
-}
-
-int tv_http_reload(struct tv_http *http)
-{
-    char error[600] = "";
-    int rc = tv_http_keys_load(http, error, sizeof error);
-    tv_stats_add(&http->stats->reloads[rc != 0], 1);
-    if (rc != 0) {
-        tv_log(TV_LOG_ERROR, "%s; the keys stay as they were", error);
-    }
-    return rc;
-}
 
 /* Which scope a call needs; 0: none. */
 static int scope_of(enum tv_call_kind kind)
@@ -60,13 +29,13 @@ static int scope_of(enum tv_call_kind kind)
 static int key_of(struct tv_http *http, const struct http_headers *headers, char *ret_name,
                   size_t name_bytes, int *ret_scopes)
 {
-    (void)pthread_mutex_lock(&http->keys_lock);
+    (void)pthread_mutex_lock(&http->secrets_lock);
     const struct tv_key *key = tv_keys_find(&http->keys, headers->secret, headers->secret_bytes);
     if (key != NULL) {
         memcpy(ret_name, key->name, name_bytes < sizeof key->name ? name_bytes : sizeof key->name);
         *ret_scopes = key->scopes;
     }
-    (void)pthread_mutex_unlock(&http->keys_lock);
+    (void)pthread_mutex_unlock(&http->secrets_lock);
     return key != NULL ? 0 : -EACCES;
 }
 
@@ -75,7 +44,7 @@ int tv_http_authorize(struct http_conn *conn, const struct http_headers *headers
 {
     struct tv_http *http = conn->http;
     int needed = is_routed ? scope_of(conn->route.kind) : 0, scopes = 0;
-    if (http->key_file[0] == '\0' || (is_routed && needed == 0)) {
+    if (http->config->api_key_file[0] == '\0' || (is_routed && needed == 0)) {
         return 0;
     }
     if (headers->credentials == 0) {

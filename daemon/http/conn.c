@@ -80,6 +80,7 @@ struct http_conn *tv_http_conn_create(struct tv_http *http, struct MHD_Connectio
     conn->admin = admin;
     conn->fd = info->connect_fd;
     limit_unread(conn->fd);
+    conn->tls = tv_http_tls_current(http);
     conn->phase = HTTP_HEADERS;
     conn->active_us = tv_clock_us();
     conn->deadline_us = conn->active_us + HTTP_HEADERS_US;
@@ -117,6 +118,7 @@ void tv_http_conn_destroy(struct http_conn *conn)
     tv_http_conn_body_free(conn);
     tv_http_conn_uri_free(conn);
     tv_call_destroy(conn->call);
+    tv_http_tls_unref(conn->tls); /* libmicrohttpd has ended the session */
     free(conn);
 }
 

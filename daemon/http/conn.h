@@ -16,6 +16,7 @@
 
 #include "http/http.h"
 #include "http/routes.h"
+#include "http/tls.h"
 
 #define HTTP_HEADERS_US       (10 * 1000000LL) /* from accept, or from a later request line */
 #define HTTP_IDLE_US          (25 * 1000000LL) /* from an answer to the next request line */
@@ -50,6 +51,7 @@ struct http_conn {
     struct MHD_Connection *connection;
     struct http_conn *prev, *next; /* registry lock */
     int admin, fd;
+    struct http_tls *tls;     /* one reference; NULL: no TLS */
     enum http_phase phase;    /* registry lock */
     int64_t deadline_us;      /* registry lock; INT64_MAX: none */
     int64_t body_start_us;    /* registry lock */
@@ -98,9 +100,11 @@ struct tv_http {
     pthread_t watch;
     int watch_started;
 
-    char key_file[4096];       /* "": no keys */
-    pthread_mutex_t keys_lock; /* guards keys */
+    const struct tv_config *config; /* not owned; the names of files, which never change */
+    pthread_mutex_t secrets_lock;   /* guards keys and tls */
     struct tv_keys keys;
+    struct http_tls *tls;  /* one reference; NULL: no TLS */
+    int64_t tls_looked_us; /* the watch thread's */
 
     /* seq_cst: a submitter counts itself before it reads `closed`, the closer sets `closed` before
      * it reads the count; one of them must see the other. */
@@ -166,9 +170,17 @@ struct http_headers {
 int tv_http_headers_walk(struct MHD_Connection *connection, const char *version,
                          struct http_headers *ret_headers, struct tv_problem *problem);
 
-/* auth.c. Read the key file, if there is one, and put its keys in force. -EBADMSG with text. */
-int tv_http_keys_load(struct tv_http *http, char *error, size_t error_bytes);
-/* May this request be: 0 and the call has its principal, or -EINVAL with the problem set. */
+/* secrets.c. Read the files of keys and certificate that there are, and put them in force. -EBADMSG
+ * with text, and with everything as it was. */
+int tv_http_secrets_load(struct tv_http *http, char *error, size_t error_bytes);
+void tv_http_secrets_finish(struct tv_http *http);
+/* A reference to the pair in force, or NULL. */
+struct http_tls *tv_http_tls_current(struct tv_http *http);
+/* The watch thread, often: once a day the log has how long the certificate is good. */
+void tv_http_tls_look(struct tv_http *http);
+
+/* auth.c. May this request be: 0 and the call has its principal, or -EINVAL with the problem set.
+ */
 int tv_http_authorize(struct http_conn *conn, const struct http_headers *headers, int is_routed,
                       struct tv_problem *problem);
 

@@ -1,13 +1,15 @@
 /*
  * http.c - the two listeners: bind, start, stop.
  *
- * Binds its own sockets, so that a used port has a clear text. Stop order: no new connections, no
+ * Binds its own sockets, so that a used port has a clear text, or takes over what was handed to the
+ * process. Stop order: no new connections, no
  * new calls, (the caller ends sched/, which completes what waits), write, stop.
  */
 #include "http/http.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -48,23 +50,33 @@ static int resolve(const char *host, int32_t port, struct sockaddr_storage *ret,
     return -EINVAL;
 }
 
-/* The bound port, with the host as it was asked for. */
-static int set_url(struct http_listener *listener, const char *host)
+/* The bound port, with the host as it was asked for; NULL: as the socket says. */
+static int set_url(struct http_listener *listener, const char *host, int is_tls)
 {
     struct sockaddr_storage address;
     socklen_t bytes = sizeof address;
+    char text[INET6_ADDRSTRLEN];
     if (getsockname(listener->fd, (struct sockaddr *)&address, &bytes) != 0) {
         return -errno;
     }
-    uint16_t port = address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
-                                                  : ((struct sockaddr_in *)&address)->sin_port;
+    int is_v6 = address.ss_family == AF_INET6;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)&address;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&address;
+    if (!is_v6 && address.ss_family != AF_INET) {
+        return -EAFNOSUPPORT;
+    }
+    if (host == NULL) { /* both families fit */
+        host = inet_ntop(address.ss_family,
+                         is_v6 ? (const void *)&v6->sin6_addr : (const void *)&v4->sin_addr, text,
+                         sizeof text);
+    }
     (void)snprintf(listener->url, sizeof listener->url,
-                   strchr(host, ':') != NULL ? "http://[%s]:%d" : "http://%s:%d", host,
-                   (int)ntohs(port));
+                   strchr(host, ':') != NULL ? "http%s://[%s]:%d" : "http%s://%s:%d",
+                   is_tls ? "s" : "", host, (int)ntohs(is_v6 ? v6->sin6_port : v4->sin_port));
     return 0;
 }
 
-static int bind_listener(struct http_listener *listener, const char *host, int32_t port,
+static int bind_listener(struct http_listener *listener, const char *host, int32_t port, int is_tls,
                          char *error, size_t error_bytes)
 {
     struct sockaddr_storage address;
@@ -82,7 +94,7 @@ static int bind_listener(struct http_listener *listener, const char *host, int32
         }
     }
     if (rc == 0) {
-        rc = set_url(listener, host);
+        rc = set_url(listener, host, is_tls);
     }
     if (rc != 0) {
         (void)snprintf(error, error_bytes, "cannot listen on %s port %d: %s", host, port,
@@ -91,12 +103,50 @@ static int bind_listener(struct http_listener *listener, const char *host, int32
     return rc;
 }
 
-int tv_http_probe(const struct tv_config *config, char *error, size_t error_bytes)
+static int is_loopback_url(const char *url)
+{
+    const char *host = strstr(url, "://");
+    return host == NULL || strncmp(host, "://127.", 7) == 0 || strncmp(host, "://[::1]", 8) == 0 ||
+           strncmp(host, "://localhost", 12) == 0;
+}
+
+/* A socket that the service manager has bound: what it is reached by decides as an address does. */
+static int adopt_listener(struct http_listener *listener, const char *name, int is_tls, char *error,
+                          size_t error_bytes)
+{
+    int listening = 0, rc = 0, flags = fcntl(listener->fd, F_GETFL);
+    socklen_t bytes = sizeof listening;
+    if (flags < 0 || getsockopt(listener->fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &bytes) != 0 ||
+        fcntl(listener->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+        rc = -errno;
+    } else if (!listening) {
+        rc = -EINVAL;
+    } else {
+        rc = set_url(listener, NULL, is_tls);
+    }
+    if (rc != 0) {
+        (void)snprintf(error, error_bytes, "the %s socket that was handed over cannot be used: %s",
+                       name, strerror(-rc));
+    } else if (!is_loopback_url(listener->url) && listener->http->config->api_key_file[0] == '\0') {
+        (void)snprintf(error, error_bytes,
+                       "the %s socket that was handed over (%s): an address other than loopback "
+                       "needs an api_key_file",
+                       name, listener->url);
+        rc = -EINVAL;
+    }
+    return rc;
+}
+
+int tv_http_probe(const struct tv_config *config, const struct tv_http_sockets *sockets,
+                  char *error, size_t error_bytes)
 {
     struct http_listener work = {.fd = -1}, admin = {.fd = -1};
-    int rc = bind_listener(&work, config->listen_host, config->listen_port, error, error_bytes);
-    if (rc == 0 && config->admin_on) {
-        rc = bind_listener(&admin, config->admin_host, config->admin_port, error, error_bytes);
+    int rc = 0;
+    if (sockets->work < 0) {
+        rc = bind_listener(&work, config->listen_host, config->listen_port, 0, error, error_bytes);
+    }
+    if (rc == 0 && config->admin_on && sockets->admin < 0) {
+        rc = bind_listener(&admin, config->admin_host, config->admin_port, 0, error, error_bytes);
     }
     if (work.fd >= 0) {
         (void)close(work.fd); /* nothing was accepted */
@@ -123,6 +173,8 @@ static int start_listener(struct http_listener *listener, int threads, int conne
 {
     struct MHD_OptionItem options[8];
     size_t count = 0;
+    unsigned int flags =
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (threads > 1) {
         options[count++] = (struct MHD_OptionItem){MHD_OPTION_THREAD_POOL_SIZE, threads, NULL};
     }
@@ -130,12 +182,16 @@ static int start_listener(struct http_listener *listener, int threads, int conne
         options[count++] =
             (struct MHD_OptionItem){MHD_OPTION_PER_IP_CONNECTION_LIMIT, per_address, NULL};
     }
+    if (listener->http->tls != NULL) { /* nothing reloads before all is started */
+        flags |= MHD_USE_TLS;
+        tv_http_tls_options(listener->http->config->tls_min, options + count);
+        count += HTTP_TLS_OPTIONS;
+    }
     options[count++] = (struct MHD_OptionItem){MHD_OPTION_CONNECTION_LIMIT, connections, NULL};
     options[count] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
     listener->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
-        tv_http_access, listener, MHD_OPTION_EXTERNAL_LOGGER, library_log, NULL,
-        MHD_OPTION_LISTEN_SOCKET, listener->fd, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        flags, 0, NULL, NULL, tv_http_access, listener, MHD_OPTION_EXTERNAL_LOGGER, library_log,
+        NULL, MHD_OPTION_LISTEN_SOCKET, listener->fd, MHD_OPTION_STRICT_FOR_CLIENT, 1,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned int)HTTP_IDLE_S, MHD_OPTION_URI_LOG_CALLBACK, tv_http_uri, listener,
         MHD_OPTION_NOTIFY_COMPLETED, tv_http_completed, listener, MHD_OPTION_NOTIFY_CONNECTION,
@@ -147,10 +203,16 @@ static int start_listener(struct http_listener *listener, int threads, int conne
     return 0;
 }
 
-static int is_loopback_url(const char *url)
+/* Loud: what is said on such a listener, keys included, can be read on the way. */
+static void warn_open(const struct http_listener *listener)
 {
-    return strncmp(url, "http://127.", 11) == 0 || strncmp(url, "http://[::1]", 12) == 0 ||
-           strncmp(url, "http://localhost", 16) == 0;
+    if (listener->http->tls == NULL && !is_loopback_url(listener->url)) {
+        tv_log(
+            TV_LOG_WARNING,
+            "http: %s can be reached from other machines, and what is said there is NOT "
+            "ENCRYPTED, keys included: set tls_cert and tls_key, or put a proxy with TLS in front",
+            listener->url);
+    }
 }
 
 /* Versions below 1.0.3 have known faults that our own checks and a proxy have to cover. */
@@ -162,12 +224,8 @@ static void say_library(struct tv_http *http)
     int is_old = fields < 3 || major * 1000000 + minor * 1000 + patch < 1000003;
     tv_sched_http_library_set(http->sched, version);
     tv_log(TV_LOG_INFO, "http: libmicrohttpd %s", version);
-    if (!is_loopback_url(http->work.url)) {
-        tv_log(TV_LOG_WARNING,
-               "http: %s can be reached from other machines, and what is said there "
-               "is not encrypted, keys included: put a proxy with TLS in front",
-               http->work.url);
-    }
+    warn_open(&http->work);
+    warn_open(&http->admin);
     if (is_old && !is_loopback_url(http->work.url)) {
         tv_log(TV_LOG_WARNING,
                "http: libmicrohttpd %s takes requests that two parsers can read differently; put a "
@@ -176,15 +234,28 @@ static void say_library(struct tv_http *http)
     }
 }
 
+static int listeners_bind(struct tv_http *http, const struct tv_config *config, char *error,
+                          size_t error_bytes)
+{
+    int is_tls = http->tls != NULL, rc;
+    if (http->work.fd >= 0) {
+        rc = adopt_listener(&http->work, "work", is_tls, error, error_bytes);
+    } else {
+        rc = bind_listener(&http->work, config->listen_host, config->listen_port, is_tls, error,
+                           error_bytes);
+    }
+    if (rc != 0 || !config->admin_on) {
+        return rc;
+    }
+    return http->admin.fd >= 0 ? adopt_listener(&http->admin, "admin", is_tls, error, error_bytes)
+                               : bind_listener(&http->admin, config->admin_host, config->admin_port,
+                                               is_tls, error, error_bytes);
+}
+
 static int start_all(struct tv_http *http, const struct tv_config *config, char *error,
                      size_t error_bytes)
 {
-    int rc =
-        bind_listener(&http->work, config->listen_host, config->listen_port, error, error_bytes);
-    if (rc == 0 && config->admin_on) {
-        rc =
-            bind_listener(&http->admin, config->admin_host, config->admin_port, error, error_bytes);
-    }
+    int rc = listeners_bind(http, config, error, error_bytes);
     if (rc != 0) {
         return rc;
     }
@@ -208,14 +279,24 @@ static int start_all(struct tv_http *http, const struct tv_config *config, char 
     return rc;
 }
 
-int tv_http_create(const struct tv_config *config, struct tv_sched *sched, struct tv_stats *stats,
-                   struct tv_http **ret_http, char *error, size_t error_bytes)
+static void socket_drop(int fd)
+{
+    if (fd >= 0) {
+        (void)close(fd); /* only a name for what the other side keeps */
+    }
+}
+
+int tv_http_create(const struct tv_config *config, const struct tv_http_sockets *sockets,
+                   struct tv_sched *sched, struct tv_stats *stats, struct tv_http **ret_http,
+                   char *error, size_t error_bytes)
 {
     const char *names[TV_STATS_ROUTES - 1];
     size_t names_count;
     struct tv_http *http = calloc(1, sizeof *http);
     if (http == NULL) {
         (void)snprintf(error, error_bytes, "no memory for the listeners");
+        socket_drop(sockets->work);
+        socket_drop(sockets->admin);
         return -ENOMEM;
     }
     http->sched = sched;
@@ -231,11 +312,11 @@ int tv_http_create(const struct tv_config *config, struct tv_sched *sched, struc
     }
     http->answers_bytes_max = (size_t)config->answers_bytes;
     http->relief_said_us = -HTTP_RELIEF_SAID_US;
-    http->work = (struct http_listener){.http = http, .fd = -1};
-    http->admin = (struct http_listener){.http = http, .fd = -1};
+    http->work = (struct http_listener){.http = http, .fd = sockets->work};
+    http->admin = (struct http_listener){.http = http, .fd = sockets->admin};
     (void)pthread_mutex_init(&http->lock, NULL); /* cannot fail with default attributes */
-    (void)pthread_mutex_init(&http->keys_lock, NULL);
-    memcpy(http->key_file, config->api_key_file, sizeof http->key_file);
+    (void)pthread_mutex_init(&http->secrets_lock, NULL);
+    http->config = config;
     atomic_init(&http->closed, 0);
     atomic_init(&http->submitting, 0);
     atomic_init(&http->bodies_bytes, 0);
@@ -244,7 +325,7 @@ int tv_http_create(const struct tv_config *config, struct tv_sched *sched, struc
     if (rc != 0) {
         (void)snprintf(error, error_bytes, "no random bytes: %s", strerror(-rc));
     } else {
-        rc = tv_http_keys_load(http, error, error_bytes);
+        rc = tv_http_secrets_load(http, error, error_bytes);
     }
     if (rc == 0) {
         rc = start_all(http, config, error, error_bytes);
@@ -334,7 +415,7 @@ void tv_http_destroy(struct tv_http *http)
     stop_listener(&http->work);
     stop_listener(&http->admin);
     (void)pthread_mutex_destroy(&http->lock);
-    (void)pthread_mutex_destroy(&http->keys_lock);
-    tv_keys_finish(&http->keys);
+    tv_http_secrets_finish(http); /* no connection is left */
+    (void)pthread_mutex_destroy(&http->secrets_lock);
     free(http);
 }

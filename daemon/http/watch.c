@@ -193,6 +193,7 @@ static void *watch_main(void *context)
         }
         watching = http->watching;
         (void)pthread_mutex_unlock(&http->lock);
+        tv_http_tls_look(http);
     }
     return NULL;
 }

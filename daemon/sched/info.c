@@ -51,6 +51,7 @@ static void answer_model(struct tv_sched *sched, struct tv_call *call)
         .taps = facts.taps,
         .has_projection = facts.project_dim > 0,
     };
+    info.limits.max_sessions = atomic_load_explicit(&sched->max_sessions, memory_order_relaxed);
     memcpy(info.model_id, facts.model_id, sizeof info.model_id);
     if (facts.tokenizer_sha256 != NULL) {
         memcpy(info.tokenizer_sha256, facts.tokenizer_sha256, sizeof info.tokenizer_sha256);

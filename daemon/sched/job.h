@@ -136,14 +136,15 @@ struct curve_point {
 };
 
 struct tv_sched {
-    const struct tv_config *config;
+    const struct tv_config *config; /* with the lock: what tv_sched_reload changes */
     struct tv_engine *engine;
     struct tv_shadow *shadow;
     struct tv_request_limits limits;
-    struct tv_limits_info limits_info;
-    int64_t launch_us_max;    /* an engine call without progress for longer is not ready */
-    unsigned synthetic;       /* TV_SYNTHETIC_ bits of every answer; not changed later */
-    const char *http_library; /* NULL until the listeners say; not changed later */
+    struct tv_limits_info limits_info; /* but for max_sessions */
+    atomic_int max_sessions;           /* relaxed: what is said; the table has what holds */
+    int64_t launch_us_max;             /* an engine call without progress for longer is not ready */
+    unsigned synthetic;                /* TV_SYNTHETIC_ bits of every answer; not changed later */
+    const char *http_library;          /* NULL until the listeners say; not changed later */
 
     struct tv_sessions table;  /* its lock guards everything below but what says otherwise */
     pthread_cond_t wake;       /* the worker's */

@@ -352,10 +352,20 @@ static void limits_settle(struct tv_sched *sched)
         .max_depth = config->max_depth,
         .max_pipeline = TV_PIPELINE_MAX,
         .replay_window = TV_REPLAY_ROUNDS_MAX,
-        .max_sessions = config->max_sessions,
         .body_bytes = config->body_bytes,
         .inline_bytes = config->inline_bytes,
     };
+}
+
+void tv_sched_reload(struct tv_sched *sched, struct tv_config *config,
+                     const struct tv_config *fresh)
+{
+    assert(config == sched->config);
+    tv_sched_lock(sched);
+    tv_config_take(config, fresh);
+    sched->table.params.sessions_max = config->max_sessions;
+    atomic_store_explicit(&sched->max_sessions, config->max_sessions, memory_order_relaxed);
+    tv_sched_unlock(sched);
 }
 
 static int conds_make(struct tv_sched *sched)
@@ -411,6 +421,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
         sched->launch_rows = config->launch_rows;
     }
     atomic_init(&sched->parity_stop, 0);
+    atomic_init(&sched->max_sessions, config->max_sessions);
     (void)pthread_mutex_init(&sched->handover, NULL); /* default attributes cannot fail */
     tv_sched_job_list_init(&sched->queue);
     tv_sched_job_list_init(&sched->behind);

@@ -82,6 +82,10 @@ int tv_sched_is_lost(struct tv_sched *sched);
 void tv_sched_progress_look(struct tv_sched *sched);
 /* Does the worker live, and the engine call under way make progress? Any thread. */
 int tv_sched_moving(struct tv_sched *sched);
+/* Let the configuration it was created with take over what another reading of it says
+ * (tv_config_take). Who is above a new limit keeps what he has. */
+void tv_sched_reload(struct tv_sched *sched, struct tv_config *config,
+                     const struct tv_config *fresh);
 /* Calls queued or running. */
 int32_t tv_sched_in_flight(struct tv_sched *sched);
 /* What the decoder needs; immutable. */

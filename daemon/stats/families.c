@@ -96,6 +96,16 @@ static void write_requests(const struct tv_stats *stats, const struct tv_stats_n
              "code", names->codes, TV_STATS_CODES, stats->problems);
 }
 
+static void write_tls(const struct tv_stats *stats, struct tv_stats_text *text)
+{
+    int64_t not_after_s = atomic_load_explicit(&stats->tls_not_after_s, memory_order_relaxed);
+    if (not_after_s != 0) {
+        tv_stats_family(text, "treeverify_tls_not_after_seconds", "gauge",
+                        "When the certificate in force ends, in seconds since 1970.");
+        tv_stats_sample(text, NULL, 0, (double)not_after_s);
+    }
+}
+
 static void write_conflicts(const struct tv_stats *stats, const struct tv_stats_names *names,
                             struct tv_stats_text *text)
 {
@@ -189,6 +199,7 @@ void tv_stats_write(const struct tv_stats *stats, const struct tv_stats_names *n
                     struct tv_stats_text *text)
 {
     write_requests(stats, names, text);
+    write_tls(stats, text);
     write_conflicts(stats, names, text);
     write_rounds(stats, names, text);
     write_drafts(stats, names, text);

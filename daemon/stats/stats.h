@@ -68,7 +68,8 @@ struct tv_stats {
     _Atomic uint64_t launches, launch_rows, idle_us, nonfinite;
     _Atomic uint64_t device_errors[TV_STATS_DEVICE_ERRORS];
     _Atomic uint64_t prefill_tokens, generated_tokens;
-    _Atomic uint64_t reloads[2]; /* done, failed */
+    _Atomic uint64_t reloads[2];     /* done, failed */
+    _Atomic int64_t tls_not_after_s; /* of the wall clock; 0: no TLS */
 };
 
 extern const struct tv_histogram_bounds tv_stats_seconds; /* of the stages */

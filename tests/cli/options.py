@@ -22,8 +22,11 @@ the command line wins, then the environment, then the files. Those are the one t
 later file's key replaces an earlier one's. Unknown keys, keys given twice in one file and values out of range are refused (exit 78; on the command line 64), also where something of higher rank overrides them.
 `--check-config` reads everything, says what is wrong and ends; `--print-config` prints what holds, as a file, each key under its origin.
 
-| key | variable | value | default | what it does |
-|---|---|---|---|---|
+SIGHUP (`systemctl reload`) reads all of it again. A key marked `value` changes at once; of a key marked `contents` the file that it names is read again, while the name itself waits for a restart, as every
+other key does, which the log says. With anything wrong in one of the files nothing changes: it is counted (`treeverify_config_reloads_total`) and logged.
+
+| key | variable | value | default | reload | what it does |
+|---|---|---|---|---|---|
 """
 TABLE_FLAGS = """
 On the command line alone:
@@ -56,10 +59,14 @@ def printed(text):
 
 
 def options():
-    """[(key, value form or "", help)] as --help has them."""
+    """[(key, value form or "", help, what a reload does)] as --help has them."""
     _, text, _ = run("--help")
-    found = re.findall(r"^  --([a-z-]+)(?: (\S+))?\n        (.+)$", text, re.M)
-    return [(name.replace("-", "_"), value, words) for name, value, words in found if name != "config"]
+    found = re.findall(r"^  --([a-z-]+)(?: ([^\s\[]\S*))?(?: \[reload(: contents)?(\])?)?\n        (.+)$", text, re.M)
+    marks = {("", ""): "", ("", "]"): "value", (": contents", "]"): "contents"}
+    return [
+        (name.replace("-", "_"), value, words, marks[contents, mark])
+        for name, value, contents, mark, words in found if name != "config"
+    ]
 
 
 def cell(text):
@@ -68,19 +75,19 @@ def cell(text):
 
 def table(entries, defaults):
     lines, flags = [TABLE_HEAD], [TABLE_FLAGS]
-    for key, value, words in entries:
+    for key, value, words, reload in entries:
         if not value:
             flags.append(f"| `--{key.replace('_', '-')}` | {cell(words)} |\n")
             continue
         default = defaults[key][1]
         default = "" if default is None else f"`{default}`"
-        lines.append(f"| `{key}` | `TREEVERIFY_{key.upper()}` | `{cell(value)}` | {cell(default)} | {cell(words)} |\n")
+        lines.append(f"| `{key}` | `TREEVERIFY_{key.upper()}` | `{cell(value)}` | {cell(default)} | {reload} | {cell(words)} |\n")
     return "".join(lines + flags)
 
 
 def sample(entries, defaults):
     lines = [SAMPLE_HEAD]
-    for key, value, words in entries:
+    for key, value, words, _ in entries:
         if value:
             lines.append("\n" + textwrap.fill(f"{words} ({value})", 108, initial_indent="# ", subsequent_indent="# "))
             lines.append(f"\n#{key} = {defaults[key][1] or ''}".rstrip() + "\n")
@@ -101,7 +108,7 @@ def other_value(key, value, default):
         return "127.0.0.1:4242"
     if value == "SEED|off":
         return "7"
-    if len(words) > 1 and all(re.fullmatch(r"\w+", word) for word in words):
+    if len(words) > 1 and all(re.fullmatch(r"[\w.]+", word) for word in words):
         return next(word for word in words if word != default)
     if value == "N" or value == "BYTES":
         edges = {"drain_grace_s": "9", "batch_window_us": "7", "body_bytes_large": "2000000"}
@@ -113,7 +120,7 @@ def other_value(key, value, default):
 def check_each(entries, defaults):
     """Each key by each way, and its origin; the way of higher rank wins."""
     tried = 0
-    for key, value, _ in entries:
+    for key, value, _, _ in entries:
         if not value or key in UNCHECKED:
             continue
         wanted = other_value(key, value, defaults[key][1])
@@ -193,14 +200,14 @@ def check_sample(defaults):
 
 
 # keys whose value is a file that is read at once
-UNCHECKED = ("api_key_file",)
+UNCHECKED = ("api_key_file", "tls_cert", "tls_key")
 
 
 def main():
     code, text, _ = run("--print-config")
     assert code == 0, text
     entries, defaults = options(), printed(text)
-    assert {key for key, value, _ in entries if value} == set(defaults), "--help and --print-config differ"
+    assert {key for key, value, _, _ in entries if value} == set(defaults), "--help and --print-config differ"
     wanted = {TABLE: table(entries, defaults), SAMPLE: sample(entries, defaults)}
     if "--write" in sys.argv:
         for path, content in wanted.items():

@@ -50,6 +50,7 @@ OPAQUE = {
 # library header -> who may include it
 OWNERS = {
     "microhttpd.h": ("daemon/http/",),
+    "gnutls/": ("daemon/http/tls.c",),
     "cjson/": ("proto/json_read.c",),
     "nettle/sha": ("daemon/base/", "proto/", "clients/c/digest.c"),
     "nettle/base64.h": ("proto/",),

@@ -25,6 +25,9 @@ EXPECTED = {
     "LIB/pkgconfig/treeverify-client.pc": "text",
     "share/treeverify/treeverifyd.conf": "text",
     "lib/systemd/system/treeverifyd.service": "text",
+    "lib/systemd/system/treeverifyd.socket": "text",
+    "lib/systemd/system/treeverifyd-admin.socket": "text",
+    "share/treeverify/systemd/gpu.conf": "text",
     "lib/sysusers.d/treeverify.conf": "text",
     "lib/tmpfiles.d/treeverify.conf": "text",
 }

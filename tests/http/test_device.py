@@ -57,6 +57,31 @@ class DeviceTest(unittest.TestCase):
                 self.assertEqual(ended.returncode, 71, ended.stderr)
                 self.assertRegex(ended.stderr, word)
 
+    def test_check_gpu(self):
+        """What a start would find, without a model: the device and its memory, or the reason why there is none."""
+        command = [PLANTED, "--check-gpu", "--device-reserve", str(512 * MIB)]
+        for mib, code in ((2048, 0), (200, 71)):
+            env = dict(os.environ, TV_PLANT="device", TV_PLANT_MIB=str(mib))
+            ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(ended.returncode, code, ended.stderr)
+            said = ended.stdout if code == 0 else ended.stderr
+            self.assertIn("compute capability 9.0, driver for CUDA 13.0, toolkit 13.0, images sm_90 compute_120", said)
+            self.assertIn(f"{mib} of {mib} MiB free", said)
+
+    def test_f24_check_gpu_without_one(self):
+        """Neither driver nor device, nor the backend's own library: exit 69 and one line that says which."""
+        program = os.environ["TREEVERIFYD"]
+        library = os.environ.get("TREEVERIFY_CUDA_LIB")
+        cases = [("/nonexistent/libtreeverify-cuda.so", "cannot open shared object")]
+        if library is not None and not os.path.exists("/dev/nvidiactl"):
+            cases.append((library, "backend cuda: "))
+        for path, says in cases:
+            env = dict(os.environ, TREEVERIFY_CUDA_LIB=path)
+            ended = subprocess.run([program, "--check-gpu"], env=env, capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual((ended.returncode, ended.stdout), (69, ""), ended.stderr)
+            self.assertIn(says, ended.stderr)
+            self.assertEqual(ended.stderr.count("\n"), 1)
+
     def test_nothing_is_taken_once_ready(self):
         """Rounds of every shape, forks, rollbacks, oracles, prompts in slices and a self-test."""
         with planted("--pages", "100", "--page-size", "16", "--shadow", "all") as daemon:

@@ -198,7 +198,7 @@ class KeysTest(unittest.TestCase):
                 failed += 1
                 self.reloaded(daemon, {"done": 1, "failed": failed})
                 self.assertEqual(second.call("GET", "/v1/sessions").status, 200)
-            self.assertEqual(daemon.text().count("the keys stay as they were"), failed)
+            self.assertEqual(daemon.text().count("everything stays as it was"), failed)
             os.unlink(self.path)
             daemon.process.send_signal(signal.SIGHUP)
             self.reloaded(daemon, {"done": 1, "failed": failed + 1})

@@ -106,6 +106,13 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_model_progress
     return TV_EXIT_DRAINED;
 }
 
+int tv_main_gpu_check(const struct tv_config *config, char *ret_text, size_t bytes)
+{
+    (void)config;
+    (void)snprintf(ret_text, bytes, "fixed answers need no GPU");
+    return TV_EXIT_NO_DEVICE;
+}
+
 void tv_main_engine_close(struct tv_engine *engine)
 {
     if (engine != NULL) {

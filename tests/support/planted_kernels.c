@@ -21,8 +21,10 @@ int __wrap_tv_kernels_create(const char *name, const struct tv_kernels_options *
 {
     const char *fault = getenv("TV_PLANT");
     struct tv_kernels *kernels = NULL;
+    int is_device = fault != NULL && strcmp(fault, "device") == 0;
+    name = is_device && strcmp(name, "cuda") == 0 ? "cpu" : name; /* the host told as a device */
     int rc = __real_tv_kernels_create(name, options, &kernels);
-    if (rc == 0 && fault != NULL && strcmp(name, "cpu") == 0 && strcmp(fault, "device") == 0) {
+    if (rc == 0 && is_device && strcmp(name, "cpu") == 0) {
         tv_plant_device(kernels);
     } else if (rc == 0 && fault != NULL && strcmp(name, "cpu") == 0) {
         rc = tv_planted_in_model(fault) ? 0 : tv_plant(kernels, fault);

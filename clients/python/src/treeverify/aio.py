@@ -36,9 +36,10 @@ class AsyncClient:
         timeout_s: float = 30.0,
         connect_s: float = 5.0,
         headers: Mapping[str, str] | None = None,
+        ca_file: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._settings = Http(url, retry, timeout_s, connect_s, headers)
+        self._settings = Http(url, retry, timeout_s, connect_s, headers, ca_file)
         self._http = httpx.AsyncClient(
             transport=transport, timeout=self._settings.timeout(), **self._settings.options()
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,8 @@ class Http:
     """What both clients share: the checked address, headers, timeouts, and the retry context."""
 
     def __init__(
-        self, url: str, retry: Retry | None, timeout_s: float, connect_s: float, headers: Mapping[str, str] | None
+        self, url: str, retry: Retry | None, timeout_s: float, connect_s: float, headers: Mapping[str, str] | None,
+        ca_file: str | None,
     ) -> None:
         parts = httpx.URL(url)
         if parts.scheme not in ("http", "https") or not parts.host or parts.path not in ("", "/") or parts.query:
@@ -37,6 +39,7 @@ class Http:
         self.context = Context(retry or Retry())
         # proxies of the environment are for the network, not for this machine
         self.trust_env = not (parts.host in ("localhost", "::1") or parts.host.startswith("127."))
+        self.verify: ssl.SSLContext | bool = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
         self.headers = {"Accept": "application/json, application/problem+json", **(headers or {})}
 
     def timeout(self, extra_s: float = 0.0) -> httpx.Timeout:
@@ -45,6 +48,7 @@ class Http:
     def options(self) -> dict[str, Any]:
         return {
             "base_url": self.url, "headers": self.headers, "trust_env": self.trust_env, "follow_redirects": False,
+            "verify": self.verify,
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None),
         }
 
@@ -177,7 +181,8 @@ class Client:
     """A connection pool to one server.
 
     url: http://HOST:PORT. retry: how often and how long (Retry). timeout_s: silence within one attempt; connect_s: of
-    one connection attempt. headers: sent with every request. transport: an httpx transport, for tests and proxies.
+    one connection attempt. headers: sent with every request. ca_file: under https://, a PEM file
+    of who is trusted instead of the system's authorities. transport: an httpx transport, for tests and proxies.
 
     Every call may raise ProblemError (the server refused), TransportError (no answer; retries are used up) and
     ContractError (an answer that the contract does not describe). Thread-safe; its sessions are not.
@@ -191,9 +196,10 @@ class Client:
         timeout_s: float = 30.0,
         connect_s: float = 5.0,
         headers: Mapping[str, str] | None = None,
+        ca_file: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._settings = Http(url, retry, timeout_s, connect_s, headers)
+        self._settings = Http(url, retry, timeout_s, connect_s, headers, ca_file)
         self._http = httpx.Client(transport=transport, timeout=self._settings.timeout(), **self._settings.options())
 
     def __enter__(self) -> Client:
