@@ -348,6 +348,7 @@ static void drain(struct service *service)
     (void)alarm((unsigned int)config->drain_max_s); /* none was set before */
     tv_notify_send("STOPPING=1\nSTATUS=draining");
     tv_sched_drain(service->sched, 1, 0);
+    tv_http_drain(service->http, tv_clock_unix_ms() + config->drain_max_s * 1000LL);
     tv_log(TV_LOG_INFO, "draining: not ready any more; new work is refused in %d s at the latest",
            config->drain_grace_s);
     int signals = 1;

@@ -29,6 +29,7 @@ enum tv_call_kind {
     TV_CALL_RENEW,            /* POST   /v1/sessions/{id}/renew */
     TV_CALL_ROUND,            /* GET    /v1/sessions/{id}/rounds/{seq}?wait_ms= */
     TV_CALL_TENSOR,           /* GET    /v1/sessions/{id}/rounds/{seq}/tensor */
+    TV_CALL_EVENTS,           /* GET    /v1/sessions/{id}/events */
     TV_CALL_ONESHOT,          /* POST   /v1/verify */
     TV_CALL_SCORE,            /* POST   /v1/score */
     TV_CALL_BATCH,            /* POST   /v1/verify:batch */
@@ -172,8 +173,10 @@ struct tv_request {
     int32_t deadline_ms, lease_s; /* lease_s 0 = absent */
     int32_t ack;                  /* 0 = absent */
 
-    int32_t tail;      /* state: ?tail=N */
-    int32_t wait_ms;   /* round */
+    int32_t tail;       /* state: ?tail=N */
+    int32_t wait_ms;    /* round */
+    int has_last_event; /* events: Last-Event-ID, from the header */
+    int32_t last_event;
     int strict, deep;  /* parity, ready */
     int32_t violation; /* parity violation number */
     enum tv_tensor_dtype tensor_dtype;

@@ -57,7 +57,7 @@ void tv_session_state_destroy(struct tv_session_state *state);
 
 struct tv_limits_info {
     int32_t max_nodes, max_depth, max_pipeline, replay_window, max_sessions;
-    int64_t body_bytes, inline_bytes;
+    int64_t body_bytes, inline_bytes, fetch_bytes;
 };
 
 struct tv_topk_block {
@@ -159,6 +159,17 @@ struct tv_skipped {
     int64_t lease_expires_unix_ms;
 };
 
+/* What a numbered round has done to its session, for who follows it. */
+struct tv_event_round {
+    enum tv_call_kind kind; /* verify, extend, decode, commit, rollback */
+    int32_t seq;
+    int32_t new_count;
+    const int32_t *new_tokens; /* [new_count]: as in its answer */
+    int32_t pending, committed_len;
+    uint8_t digest[16];
+    enum tv_finish finish;
+};
+
 struct tv_model_info {
     const char *name, *architecture, *backend, *device, *weights_dtype, *kv_dtype, *version;
     const char *kernels_variant, *http_library;
@@ -242,6 +253,17 @@ void tv_encode_parity_totals(struct tv_buf *buf, const struct tv_parity_totals *
 /* `instance` is the request id; report: parity-mismatch only (its members join), else NULL. */
 void tv_encode_problem(struct tv_buf *buf, const struct tv_problem *problem, const char *instance,
                        const struct tv_parity_report *report);
+/* response_event.c: each appends whole blocks of a text/event-stream. state and resumed come first,
+ * whichever is right: a reader that begins, or that goes on behind an id. */
+void tv_encode_event_state(struct tv_buf *buf, int32_t id, const struct tv_session_state *state);
+void tv_encode_event_resumed(struct tv_buf *buf, int64_t lease_expires_unix_ms);
+void tv_encode_event_round(struct tv_buf *buf, const struct tv_event_round *event);
+void tv_encode_event_missed(struct tv_buf *buf, int32_t from, int32_t to);
+void tv_encode_event_lease(struct tv_buf *buf, int64_t lease_expires_unix_ms);
+void tv_encode_event_parity(struct tv_buf *buf, const struct tv_parity_violation *violation);
+void tv_encode_event_draining(struct tv_buf *buf, int64_t deadline_unix_ms);
+void tv_encode_event_end(struct tv_buf *buf, const char *reason);
+void tv_encode_event_quiet(struct tv_buf *buf); /* a comment: the connection lives */
 /* Of a request: the members of a tree that its draft is written in, each behind a comma; none
  * without one. */
 void tv_encode_draft(struct tv_buf *buf, const struct tv_tree *tree);

@@ -57,6 +57,7 @@ static void write_limits(struct tv_buf *buf, const struct tv_limits_info *limits
     write_number(buf, "replay_window", limits->replay_window);
     write_number(buf, "body_bytes", limits->body_bytes);
     write_number(buf, "inline_bytes", limits->inline_bytes);
+    write_number(buf, "fetch_bytes", limits->fetch_bytes);
     write_number(buf, "max_sessions", limits->max_sessions);
     tv_write_raw(buf, "}");
 }
@@ -83,7 +84,7 @@ static void write_features(struct tv_buf *buf, const struct tv_model_info *info)
                  "\"renew\",\"oneshot\",\"score\",\"batch\","
                  "\"tokens_b64\",\"want.top_k\",\"want.logprobs\",\"want.logits\","
                  "\"want.logits.fetch\",\"want.shadow\",\"parity\",\"prefix\",\"if\","
-                 "\"alternatives\",\"commit\",\"hint\"");
+                 "\"alternatives\",\"commit\",\"hint\",\"events\"");
     if (info->tap_count > 0) {
         tv_write_raw(buf, ",\"want.hidden\",\"want.hidden.fetch\"");
     }

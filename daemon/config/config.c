@@ -49,6 +49,7 @@ static void defaults(struct tv_config *config)
         .answers_bytes = 256 << 20,
         .fetch_bytes = 256 << 20,
         .connections_max = 2048,
+        .event_readers_max = 256,
         .drain_grace_s = 10,
         .drain_max_s = 30,
         .http_threads = 2,

@@ -539,6 +539,8 @@ static const struct tv_option table[] = {
     INT("connections_max", connections_max, 8, 65536, "connections of the work listener"),
     INT("connections_per_address", connections_per_address, 0, 65536,
         "connections from one address; 0: 64, no limit on loopback"),
+    INT("event_readers_max", event_readers_max, 0, 65536,
+        "streams of events that are open at once, half of them of one key at most; 0: none"),
     INT("drain_grace_s", drain_grace_s, 0, 600,
         "seconds a stopping daemon still serves while readiness fails"),
     INT("drain_max_s", drain_max_s, 1, 3600,

@@ -18,10 +18,10 @@ struct reloaded {
 #member, offsetof(struct tv_config, member), sizeof((struct tv_config *)0)->member         \
     }
 static const struct reloaded values[] = {
-    RELOADED(max_sessions),       RELOADED(queue_max),       RELOADED(batch_window_us),
-    RELOADED(principal_sessions), RELOADED(principal_pages), RELOADED(principal_nodes_s),
-    RELOADED(principal_rejected), RELOADED(answers_bytes),   RELOADED(drain_grace_s),
-    RELOADED(drain_max_s),        RELOADED(log_level),
+    RELOADED(max_sessions),       RELOADED(queue_max),         RELOADED(batch_window_us),
+    RELOADED(principal_sessions), RELOADED(principal_pages),   RELOADED(principal_nodes_s),
+    RELOADED(principal_rejected), RELOADED(answers_bytes),     RELOADED(drain_grace_s),
+    RELOADED(drain_max_s),        RELOADED(event_readers_max), RELOADED(log_level),
 };
 static const char *const contents[] = {"api_key_file", "tls_cert", "tls_key"};
 

@@ -16,8 +16,9 @@
 #define RETRY_AFTER_S 1
 
 /* Destroy the request's parts that do not outlive it. */
-static void request_reset(struct http_conn *conn)
+static void request_reset(struct http_conn *conn, int timed_out)
 {
+    tv_http_stream_end(conn, timed_out);
     if (conn->is_received) {
         tv_stats_add(&conn->http->stats->http_given_up, 1);
         conn->is_received = 0;
@@ -81,6 +82,24 @@ static int check_key(struct http_conn *conn, const struct http_headers *headers,
     return 0;
 }
 
+/* The Last-Event-ID of a stream of events. */
+static int check_last_event(struct http_conn *conn, const struct http_headers *headers,
+                            struct tv_problem *problem)
+{
+    struct tv_request *request = &conn->call->request;
+    if (headers->last_events == 0 || conn->route.kind != TV_CALL_EVENTS) {
+        return 0;
+    }
+    if (headers->last_events > 1 || headers->last_event < 0) {
+        tv_problem_set(problem, TV_BAD_REQUEST, NULL,
+                       "one Last-Event-ID is taken: the number of a round, or 0");
+        return -EINVAL;
+    }
+    request->has_last_event = 1;
+    request->last_event = headers->last_event;
+    return 0;
+}
+
 /* Everything that can be said before the body: 0, or -EINVAL with the problem set. */
 static int check_head(struct http_conn *conn, const char *method,
                       const struct http_headers *headers, struct tv_problem *problem)
@@ -112,7 +131,7 @@ static int check_head(struct http_conn *conn, const char *method,
         return -EINVAL;
     }
     if (tv_http_authorize(conn, headers, 1, problem) != 0 ||
-        check_key(conn, headers, problem) != 0) {
+        check_key(conn, headers, problem) != 0 || check_last_event(conn, headers, problem) != 0) {
         return -EINVAL;
     }
     return tv_http_query(conn->uri, &conn->http->limits, request, problem);
@@ -314,6 +333,7 @@ enum MHD_Result tv_http_access(void *context, struct MHD_Connection *connection,
     case HTTP_WAITING:
         return tv_http_answer(conn);
     case HTTP_WRITING:
+    case HTTP_STREAMING:
         break;
     }
     return MHD_NO;
@@ -324,12 +344,11 @@ void tv_http_completed(void *context, struct MHD_Connection *connection, void **
 {
     (void)context; /* the connection knows its listener */
     (void)connection;
-    (void)code; /* sent or not, the request is over */
     struct http_conn *conn = *request;
     if (conn != NULL) {
         /* the phase first: from then on the watch thread does not look at the call */
         (void)tv_http_conn_enter(conn, HTTP_IDLE);
-        request_reset(conn);
+        request_reset(conn, code == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED);
         *request = NULL;
     }
 }

@@ -51,7 +51,7 @@ static int add_headers(struct MHD_Response *response, const struct http_conn *co
     const struct tv_reply *reply = &conn->call->reply;
     char number[16];
     int rc = add_header(response, "X-Request-Id", conn->call->request_id);
-    if (rc == 0 && reply->content_type != NULL && reply->body.bytes > 0) {
+    if (rc == 0 && reply->content_type != NULL && reply->http_status != 204) {
         rc = add_header(response, "Content-Type", reply->content_type);
     }
     if (rc == 0 && reply->allow != NULL) {
@@ -91,9 +91,32 @@ static int add_content_range(struct MHD_Response *response, size_t first, size_t
     return add_header(response, "Content-Range", text);
 }
 
+/* As tv_http_answer, where the answer goes on. */
+static enum MHD_Result answer_stream(struct http_conn *conn)
+{
+    struct MHD_Response *response = tv_http_stream_response(conn);
+    enum MHD_Result result = MHD_NO;
+    if (response == NULL) {
+        return MHD_NO;
+    }
+    if (add_headers(response, conn) == 0 &&
+        add_header(response, "Content-Type", conn->call->reply.content_type) == 0 &&
+        add_header(response, "X-Accel-Buffering", "no") ==
+            0 && /* a proxy is to pass on each event */
+        tv_http_conn_enter(conn, HTTP_STREAMING) == 0) {
+        count_answer(conn, MHD_HTTP_OK);
+        result = MHD_queue_response(conn->connection, MHD_HTTP_OK, response);
+    }
+    MHD_destroy_response(response);
+    return result;
+}
+
 enum MHD_Result tv_http_answer(struct http_conn *conn)
 {
     struct tv_reply *reply = &conn->call->reply;
+    if (reply->feed != NULL && tv_http_stream_begin(conn)) {
+        return answer_stream(conn);
+    }
     if (reply->body.failed != 0 || reply->http_status < 100) {
         tv_log(TV_LOG_ERROR, "http: no answer could be built for request %s",
                conn->call->request_id);

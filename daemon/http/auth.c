@@ -39,6 +39,18 @@ static int key_of(struct tv_http *http, const struct http_headers *headers, char
     return key != NULL ? 0 : -EACCES;
 }
 
+int tv_http_key_named(struct tv_http *http, const char *name)
+{
+    int found = 0;
+    (void)pthread_mutex_lock(&http->secrets_lock);
+    for (int32_t i = 0; i < http->keys.count; i++) {
+        const struct tv_key *key = &http->keys.keys[i];
+        found |= strcmp(key->name, name) == 0 && (key->scopes & TV_SCOPE_VERIFY) != 0;
+    }
+    (void)pthread_mutex_unlock(&http->secrets_lock);
+    return found;
+}
+
 int tv_http_authorize(struct http_conn *conn, const struct http_headers *headers, int is_routed,
                       struct tv_problem *problem)
 {

@@ -25,6 +25,7 @@ static int64_t phase_deadline_us(enum http_phase phase, int64_t now_us)
     case HTTP_BODY:
         return now_us + HTTP_BODY_US;
     case HTTP_WRITING:
+    case HTTP_STREAMING:
         return now_us + HTTP_WRITE_US;
     case HTTP_REFUSED:
         return now_us + HTTP_LINGER_US;
@@ -124,14 +125,16 @@ void tv_http_conn_destroy(struct http_conn *conn)
 
 void tv_http_gauges_set(struct tv_http *http)
 {
-    int64_t running = 0, connections[2] = {0};
+    int64_t running = 0, readers, connections[2] = {0};
     (void)pthread_mutex_lock(&http->lock);
     for (const struct http_conn *conn = http->conns; conn != NULL; conn = conn->next) {
         running += conn->phase == HTTP_BODY || conn->phase == HTTP_WAITING;
         connections[conn->admin]++;
     }
+    readers = http->stream_count;
     (void)pthread_mutex_unlock(&http->lock);
     atomic_store_explicit(&http->stats->http_running, running, memory_order_relaxed);
+    atomic_store_explicit(&http->stats->streams_open, readers, memory_order_relaxed);
     for (int i = 0; i < 2; i++) {
         atomic_store_explicit(&http->stats->http_connections[i], connections[i],
                               memory_order_relaxed);

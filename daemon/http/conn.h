@@ -18,33 +18,53 @@
 #include "http/routes.h"
 #include "http/tls.h"
 
-#define HTTP_HEADERS_US       (10 * 1000000LL) /* from accept, or from a later request line */
-#define HTTP_IDLE_US          (25 * 1000000LL) /* from an answer to the next request line */
-#define HTTP_IDLE_S           15               /* without any byte: libmicrohttpd's own clock */
-#define HTTP_BODY_US          (30 * 1000000LL)
-#define HTTP_BODY_START_US    (5 * 1000000LL)  /* from then on at least HTTP_BODY_RATE */
-#define HTTP_BODY_RATE        1024             /* bytes per second */
-#define HTTP_WRITE_US         (30 * 1000000LL) /* without progress */
-#define HTTP_LINGER_US        (2 * 1000000LL)  /* reading on after a refusal */
-#define HTTP_TICK_MS          50
-#define HTTP_URI_BYTES_MAX    8192 /* every node of a tree in a list, its commas escaped, fits */
-#define HTTP_URI_KEPT_BYTES   256
-#define HTTP_BODY_KEPT_BYTES  (64u << 10) /* a connection keeps a buffer of this size */
-#define HTTP_BODIES_BYTES_MIN (256u << 20)
-#define HTTP_STOP_WRITE_US    (2 * 1000000LL)
-#define HTTP_RELIEF_SAID_US   (10 * 1000000LL) /* one line in the log for so long */
+#define HTTP_HEADERS_US         (10 * 1000000LL) /* from accept, or from a later request line */
+#define HTTP_IDLE_US            (25 * 1000000LL) /* from an answer to the next request line */
+#define HTTP_IDLE_S             15               /* without any byte: libmicrohttpd's own clock */
+#define HTTP_BODY_US            (30 * 1000000LL)
+#define HTTP_BODY_START_US      (5 * 1000000LL)  /* from then on at least HTTP_BODY_RATE */
+#define HTTP_BODY_RATE          1024             /* bytes per second */
+#define HTTP_WRITE_US           (30 * 1000000LL) /* without progress */
+#define HTTP_LINGER_US          (2 * 1000000LL)  /* reading on after a refusal */
+#define HTTP_TICK_MS            50
+#define HTTP_URI_BYTES_MAX      8192 /* every node of a tree in a list, its commas escaped, fits */
+#define HTTP_URI_KEPT_BYTES     256
+#define HTTP_BODY_KEPT_BYTES    (64u << 10) /* a connection keeps a buffer of this size */
+#define HTTP_BODIES_BYTES_MIN   (256u << 20)
+#define HTTP_STOP_WRITE_US      (2 * 1000000LL)
+#define HTTP_RELIEF_SAID_US     (10 * 1000000LL) /* one line in the log for so long */
+#define HTTP_STREAM_QUIET_US    (10 * 1000000LL) /* then a comment, or where the lease ends now */
+#define HTTP_STREAM_BLOCK_BYTES 4096
+#define HTTP_STREAM_RETRY_S     5
 
 enum http_phase {
-    HTTP_IDLE,    /* between requests */
-    HTTP_HEADERS, /* reading request line and headers */
-    HTTP_BODY,    /* reading the body */
-    HTTP_WAITING, /* the call is at sched/ */
-    HTTP_WRITING, /* an answer is queued */
-    HTTP_REFUSED, /* answered early; the rest of the body is read and dropped */
+    HTTP_IDLE,      /* between requests */
+    HTTP_HEADERS,   /* reading request line and headers */
+    HTTP_BODY,      /* reading the body */
+    HTTP_WAITING,   /* the call is at sched/ */
+    HTTP_WRITING,   /* an answer is queued */
+    HTTP_REFUSED,   /* answered early; the rest of the body is read and dropped */
+    HTTP_STREAMING, /* the answer goes on */
 };
 
 /* Who resumes a connection: whichever of listener and completion comes second. */
 enum http_call_state { HTTP_CALL_RUNNING, HTTP_CALL_PARKED, HTTP_CALL_DONE };
+
+/* An answer that goes on. What is not marked belongs to the listener's thread; while it is parked,
+ * the call's cursor too is only read. */
+struct http_stream {
+    struct http_conn *prev, *next; /* registry lock */
+    int parked;                    /* registry lock: suspended, to be resumed by the watch thread */
+    int gone;                      /* registry lock: the client left, or there is no memory */
+    int64_t written_us;            /* registry lock: when something was written last */
+    int64_t draining_unix_ms;      /* registry lock: as it was told; 0: it was not */
+    int32_t violation;             /* registry lock: the newest that was told */
+    int64_t lease_unix_ms;         /* as it was told */
+    int ended;                     /* the last text is there */
+    enum tv_stats_stream end;
+    char *text; /* owned; what is being written, from `at` on */
+    size_t bytes, at;
+};
 
 struct http_conn {
     struct tv_http *http;
@@ -73,6 +93,7 @@ struct http_conn {
     int is_refused;  /* the call has its answer, which waits for the request's end */
     char *body;      /* owned */
     size_t body_capacity, body_max;
+    struct http_stream *stream; /* owned; NULL: the answer is no stream */
 };
 
 struct http_listener {
@@ -94,9 +115,15 @@ struct tv_http {
     int32_t conn_count;
     size_t answers_bytes; /* registry lock: held for answers being written, but for cut ones */
     size_t answers_bytes_max;
-    int64_t relief_said_us; /* registry lock: when the log last had it */
-    int watching;           /* registry lock: the watch thread goes on */
-    int closing;            /* registry lock: sched/ must not be called by the watch thread */
+    int64_t relief_said_us;    /* registry lock: when the log last had it */
+    struct http_conn *streams; /* registry lock: those with a stream */
+    int32_t stream_count;      /* registry lock */
+    int32_t event_readers_max;
+    int64_t draining_unix_ms; /* registry lock: the latest end of the process; 0: not draining */
+    struct tv_parity_violation violation; /* registry lock: the newest; n 0: none */
+    int bell;                             /* an eventfd that wakes the watch thread; -1: none */
+    int watching;                         /* registry lock: the watch thread goes on */
+    int closing; /* registry lock: sched/ must not be called by the watch thread */
     pthread_t watch;
     int watch_started;
 
@@ -148,6 +175,16 @@ enum MHD_Result tv_http_answer(struct http_conn *conn);
 void tv_http_answer_raw(struct http_conn *conn);
 /* The same for a request that came too slowly. Registry lock held. */
 void tv_http_answer_timeout(struct http_conn *conn);
+/* stream.c. The call's answer is a stream: 1; or 0: it was refused, or is for HEAD, and is a plain
+ * answer now. */
+int tv_http_stream_begin(struct http_conn *conn);
+struct MHD_Response *tv_http_stream_response(struct http_conn *conn);
+/* The request is over; nothing without a stream. */
+void tv_http_stream_end(struct http_conn *conn, int timed_out);
+/* Resume those that have something to write; all: every one. Without the lock. */
+void tv_http_streams_wake(struct tv_http *http, int all);
+/* After a reload: cut those whose key name is no longer in the file. */
+void tv_http_streams_review(struct tv_http *http);
 /* range.c. 1, with the part of the answer that is asked for; 0: the whole answer. */
 int tv_http_range(const struct http_conn *conn, size_t *ret_first, size_t *ret_count);
 int tv_http_range_parse(const char *text, size_t bytes, size_t *ret_first, size_t *ret_count);
@@ -166,6 +203,8 @@ struct http_headers {
     size_t secret_bytes; /* 0: none of use */
     int keys;            /* how many Idempotency-Key there are */
     char key[TV_KEY_BYTES_MAX + 1]; /* the last one, "" when it is of no use */
+    int last_events;                /* how many Last-Event-ID there are */
+    int32_t last_event;             /* the last one; -1: it is of no use */
 };
 int tv_http_headers_walk(struct MHD_Connection *connection, const char *version,
                          struct http_headers *ret_headers, struct tv_problem *problem);
@@ -184,12 +223,17 @@ void tv_http_tls_look(struct tv_http *http);
 int tv_http_authorize(struct http_conn *conn, const struct http_headers *headers, int is_routed,
                       struct tv_problem *problem);
 
+/* Is there a key of this name that may still verify? */
+int tv_http_key_named(struct tv_http *http, const char *name);
+
 /* watch.c: the clock and the notice of clients that left. */
 /* This connection begins to write its call's answer. Where all of them are too much, the ones cut
  * are those whose peers have taken nothing for longest. Registry lock held. */
 void tv_http_answer_weigh(struct http_conn *conn, int64_t now_us);
 /* It has ended or is given up. Registry lock held. */
 void tv_http_answer_unweigh(struct http_conn *conn);
+/* Something has happened that a stream tells of. Any thread, whatever it holds. */
+void tv_http_bell_ring(void *http);
 int tv_http_watch_start(struct tv_http *http);
 void tv_http_watch_stop(struct tv_http *http);
 

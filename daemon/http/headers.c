@@ -120,6 +120,18 @@ static void take_key(struct http_headers *headers, const char *text, size_t byte
     headers->key[bytes] = '\0';
 }
 
+/* Last-Event-ID: the number of a round as this server writes it. */
+static void take_last_event(struct http_headers *headers, const char *text, size_t bytes)
+{
+    uint64_t value = 0;
+    headers->last_events++;
+    headers->last_event = -1;
+    if (read_length(text, bytes, &value) == 0 && value <= INT32_MAX &&
+        (text[0] != '0' || bytes == 1)) {
+        headers->last_event = (int32_t)value;
+    }
+}
+
 /* Authorization: Bearer and a secret; another scheme, or a secret that none can be, is of no use.
  */
 static void take_secret(struct http_headers *headers, const char *text, size_t bytes)
@@ -189,6 +201,8 @@ static enum MHD_Result visit(void *context, enum MHD_ValueKind kind, const char 
         take_secret(headers, value, value_bytes);
     } else if (is_named(name, name_bytes, "Idempotency-Key")) {
         take_key(headers, value, value_bytes);
+    } else if (is_named(name, name_bytes, "Last-Event-ID")) {
+        take_last_event(headers, value, value_bytes);
     } else if (is_named(name, name_bytes, "X-Request-Id")) {
         take_request_id(headers, value, value_bytes);
     }

@@ -312,6 +312,8 @@ int tv_http_create(const struct tv_config *config, const struct tv_http_sockets 
     }
     http->answers_bytes_max = (size_t)config->answers_bytes;
     http->relief_said_us = -HTTP_RELIEF_SAID_US;
+    http->event_readers_max = config->event_readers_max;
+    http->bell = -1;
     http->work = (struct http_listener){.http = http, .fd = sockets->work};
     http->admin = (struct http_listener){.http = http, .fd = sockets->admin};
     (void)pthread_mutex_init(&http->lock, NULL); /* cannot fail with default attributes */
@@ -350,13 +352,21 @@ int32_t tv_http_open_count(struct tv_http *http, int64_t quiet_ms)
     int64_t now_us = tv_clock_us();
     (void)pthread_mutex_lock(&http->lock);
     for (const struct http_conn *conn = http->conns; conn != NULL; conn = conn->next) {
-        if (!conn->admin &&
+        if (!conn->admin && conn->phase != HTTP_STREAMING && /* told to end, whenever that is */
             (conn->phase != HTTP_IDLE || now_us - conn->active_us < quiet_ms * 1000)) {
             count++;
         }
     }
     (void)pthread_mutex_unlock(&http->lock);
     return count;
+}
+
+void tv_http_drain(struct tv_http *http, int64_t deadline_unix_ms)
+{
+    (void)pthread_mutex_lock(&http->lock);
+    http->draining_unix_ms = deadline_unix_ms;
+    (void)pthread_mutex_unlock(&http->lock);
+    tv_http_bell_ring(http);
 }
 
 static void quiesce(struct http_listener *listener)
@@ -370,6 +380,7 @@ void tv_http_close(struct tv_http *http)
 {
     quiesce(&http->work);
     quiesce(&http->admin);
+    tv_sched_events_watch(http->sched, NULL, NULL); /* it may outlive the bell */
     atomic_store(&http->closed, 1);
     while (atomic_load(&http->submitting) != 0) {
         (void)sched_yield(); /* a submit takes microseconds */
@@ -377,6 +388,7 @@ void tv_http_close(struct tv_http *http)
     (void)pthread_mutex_lock(&http->lock);
     http->closing = 1;
     (void)pthread_mutex_unlock(&http->lock);
+    tv_http_bell_ring(http);
 }
 
 /* Connections that still have an answer to write. */
@@ -385,7 +397,8 @@ static int32_t unwritten(struct tv_http *http)
     int32_t count = 0;
     (void)pthread_mutex_lock(&http->lock);
     for (const struct http_conn *conn = http->conns; conn != NULL; conn = conn->next) {
-        count += conn->phase == HTTP_WAITING || conn->phase == HTTP_WRITING;
+        count += conn->phase == HTTP_WAITING || conn->phase == HTTP_WRITING ||
+                 conn->phase == HTTP_STREAMING;
     }
     (void)pthread_mutex_unlock(&http->lock);
     return count;
@@ -412,8 +425,12 @@ void tv_http_destroy(struct tv_http *http)
         (void)nanosleep(&pause, NULL); /* an interrupted pause is only a shorter one */
     }
     tv_http_watch_stop(http);
+    tv_http_streams_wake(http, 1); /* none may be suspended when its listener ends */
     stop_listener(&http->work);
     stop_listener(&http->admin);
+    if (http->bell >= 0) {
+        (void)close(http->bell); /* a counter */
+    }
     (void)pthread_mutex_destroy(&http->lock);
     tv_http_secrets_finish(http); /* no connection is left */
     (void)pthread_mutex_destroy(&http->secrets_lock);

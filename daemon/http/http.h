@@ -43,6 +43,8 @@ int tv_http_reload(struct tv_http *http, const struct tv_config *config, char *e
 const char *tv_http_url(const struct tv_http *http, int admin);
 /* Connections of the work listener that are in a request, or were within the last quiet_ms. */
 int32_t tv_http_open_count(struct tv_http *http, int64_t quiet_ms);
+/* Tell those who follow a session that the process ends, by then at the latest. */
+void tv_http_drain(struct tv_http *http, int64_t deadline_unix_ms);
 /* No new connections, and no call reaches sched/ any more (503 draining); on return sched may be
  * destroyed, which completes every call that is still waiting. */
 void tv_http_close(struct tv_http *http);

@@ -60,6 +60,7 @@ static const struct path_entry paths[] = {
      HTTP_BODY_SMALL},
     {"/v1/sessions/*/fork", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_FORK, NO_CALL, HTTP_BODY_SMALL},
     {"/v1/sessions/*/renew", POST_ONLY, ON_WORK, NO_CALL, TV_CALL_RENEW, NO_CALL, HTTP_BODY_SMALL},
+    {"/v1/sessions/*/events", GET_ONLY, ON_WORK, TV_CALL_EVENTS, NO_CALL, NO_CALL, HTTP_BODY_NONE},
     {"/v1/sessions/*/rounds/*", GET_ONLY, ON_WORK, TV_CALL_ROUND, NO_CALL, NO_CALL, HTTP_BODY_NONE},
     {"/v1/sessions/*/rounds/*/tensor", GET_ONLY, ON_WORK, TV_CALL_TENSOR, NO_CALL, NO_CALL,
      HTTP_BODY_NONE},

@@ -106,7 +106,9 @@ int tv_http_reload(struct tv_http *http, const struct tv_config *config, char *e
     if (rc == 0) {
         (void)pthread_mutex_lock(&http->lock);
         http->answers_bytes_max = (size_t)config->answers_bytes;
+        http->event_readers_max = config->event_readers_max;
         (void)pthread_mutex_unlock(&http->lock);
+        tv_http_streams_review(http);
     }
     return rc;
 }

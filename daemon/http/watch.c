@@ -12,8 +12,9 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -102,7 +103,7 @@ void tv_http_answer_weigh(struct http_conn *conn, int64_t now_us)
 /* Is this connection past a limit? */
 static int is_late(struct http_conn *conn, int64_t now_us)
 {
-    if (conn->phase == HTTP_WRITING) {
+    if (conn->phase == HTTP_WRITING || (conn->stream != NULL && !conn->stream->parked)) {
         progress_note(conn, now_us);
     }
     if (now_us >= conn->deadline_us) {
@@ -130,6 +131,9 @@ static int is_watched(const struct tv_http *http, const struct http_conn *conn)
     if (conn->cut || conn->phase == HTTP_WRITING) {
         return 0;
     }
+    if (conn->phase == HTTP_STREAMING) { /* libmicrohttpd looks at it while it writes */
+        return conn->stream != NULL && conn->stream->parked;
+    }
     return conn->phase != HTTP_WAITING ||
            (!conn->cancelled && !http->closing &&
             atomic_load_explicit(&conn->call_state, memory_order_relaxed) != HTTP_CALL_DONE);
@@ -151,6 +155,9 @@ static void tell_gone(struct tv_http *http, struct batch *batch)
         if (conn->phase == HTTP_WAITING) {
             conn->cancelled = 1;
             tv_sched_cancel(http->sched, conn->call);
+        } else if (conn->phase == HTTP_STREAMING) {
+            conn->stream->gone =
+                1; /* a half-close cannot be told from a close; it is woken below */
         } else {
             (void)shutdown(conn->fd, SHUT_RD); /* fails only when the peer has reset */
         }
@@ -179,27 +186,68 @@ static void tick(struct tv_http *http)
     tell_gone(http, &batch);
 }
 
+void tv_http_bell_ring(void *http)
+{
+    const struct tv_http *rung = http;
+    const uint64_t one = 1;
+    if (rung->bell >= 0) {
+        /* full: it rings already */
+        ssize_t written = write(rung->bell, &one, sizeof one);
+        (void)written;
+    }
+}
+
+/* The rest of a tick, or the bell; whichever comes first. */
+static void rest(const struct tv_http *http, int64_t until_us)
+{
+    struct pollfd bell = {.fd = http->bell, .events = POLLIN};
+    int64_t left_us = until_us - tv_clock_us();
+    int left_ms = left_us <= 0 ? 0 : (int)(left_us / 1000) + 1;
+    /* interrupted or failed: an early look does no harm */
+    if (poll(&bell, 1, left_ms < HTTP_TICK_MS ? left_ms : HTTP_TICK_MS) > 0) {
+        uint64_t count;
+        ssize_t got = read(http->bell, &count, sizeof count);
+        (void)got; /* silent again; how often it rang says nothing */
+    }
+}
+
 static void *watch_main(void *context)
 {
     struct tv_http *http = context;
-    const struct timespec pause = {.tv_nsec = HTTP_TICK_MS * 1000000L};
+    int64_t tick_us = tv_clock_us();
     int watching = 1;
     while (watching) {
-        (void)nanosleep(&pause, NULL); /* an interrupted pause is only a shorter one */
+        rest(http, tick_us);
+        int64_t now_us = tv_clock_us();
+        int due = now_us >= tick_us;
         (void)pthread_mutex_lock(&http->lock);
-        tick(http);
-        if (!http->closing) {
-            tv_sched_progress_look(http->sched);
+        if (due) {
+            tick_us = now_us + HTTP_TICK_MS * 1000;
+            tick(http);
+            if (!http->closing) {
+                tv_sched_progress_look(http->sched);
+                if (http->stream_count > 0) {
+                    (void)tv_sched_violation(http->sched, &http->violation); /* n stays 0 */
+                }
+            }
         }
         watching = http->watching;
         (void)pthread_mutex_unlock(&http->lock);
-        tv_http_tls_look(http);
+        tv_http_streams_wake(http, 0);
+        if (due) {
+            tv_http_tls_look(http);
+        }
     }
     return NULL;
 }
 
 int tv_http_watch_start(struct tv_http *http)
 {
+    http->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (http->bell < 0) {
+        return -errno;
+    }
+    tv_sched_events_watch(http->sched, tv_http_bell_ring, http);
     http->watching = 1;
     int rc = pthread_create(&http->watch, NULL, watch_main, http);
     http->watch_started = rc == 0;

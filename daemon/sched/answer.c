@@ -216,7 +216,9 @@ static int answer_found(struct tv_sched *sched, struct tv_session *session, stru
 {
     enum tv_call_kind kind = call->request.kind;
     int waits = 0, served = 1;
-    if (kind == TV_CALL_ROUND) {
+    if (kind == TV_CALL_EVENTS) {
+        served = tv_sched_events_open(session, call) == 0;
+    } else if (kind == TV_CALL_ROUND) {
         waits = answer_round(session, call);
         served = waits || call->reply.http_status < 400;
     } else if (kind == TV_CALL_TENSOR) {
@@ -226,7 +228,7 @@ static int answer_found(struct tv_sched *sched, struct tv_session *session, stru
     if (served) { /* a refusal keeps no session alive */
         tv_session_renew(session, kind == TV_CALL_RENEW ? call->request.lease_s : 0, tv_clock_us());
     }
-    if (kind != TV_CALL_ROUND && kind != TV_CALL_TENSOR) {
+    if (kind == TV_CALL_STATE || kind == TV_CALL_RENEW) {
         answer_state(session, call); /* after the renewal, which it shows */
     }
     sched->in_flight += waits;
@@ -248,7 +250,7 @@ static void answer_delete(struct tv_sched *sched, struct tv_call *call)
                                          tv_clock_us(), &session);
     if (code == TV_OK) {
         struct job *job = session->operation;
-        tv_sessions_remove(&sched->table, session);
+        tv_sessions_remove(&sched->table, session, TV_SESSION_DELETED);
         if (session->behind != NULL) {
             tv_sched_job_drop(sched, session->behind, TV_SESSION_NOT_FOUND,
                               "the session was deleted", &calls);

@@ -134,7 +134,7 @@ static void context_restore(struct tv_sched *sched, struct job *job)
                session->id, session->len, strerror(-rc));
         tv_sched_lock(sched);
         if (!session->gone) {
-            tv_sessions_remove(&sched->table, session);
+            tv_sessions_remove(&sched->table, session, TV_SESSION_CLOSED);
         }
         tv_sched_unlock(sched);
     }
@@ -354,6 +354,10 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
         session->verify_tokens += job->round.new_count;
     }
     tv_session_keep(session, kept);
+    if (!job->hold) {
+        tv_session_tell(session, job->round.seq, job->event, job->event_bytes);
+        job->event = NULL;
+    }
     tv_sessions_fetch_bound(&sched->table, session, sched->limits.fetch_bytes);
     session->held = *held;
     memset(held, 0, sizeof *held);
@@ -447,6 +451,7 @@ void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
         return;
     }
     tv_sched_prefix_publish(sched, job);
+    tv_sched_events_round(job, &job->event, &job->event_bytes);
     if (job->session == NULL) {
         tv_sched_job_close(sched, job);
     }

@@ -58,6 +58,7 @@ void tv_sched_job_destroy(struct job *job)
     }
     tv_sched_blocks_finish(&job->blocks);
     free(job->borders);
+    free(job->event);
     free(job);
 }
 

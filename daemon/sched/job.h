@@ -124,6 +124,8 @@ struct job {
     struct job_blocks blocks;
     struct job_parity *parity;
     struct tv_cache_shortage shortage; /* for kv-full */
+    char *event;                       /* owned: what its end tells; NULL: nothing, or no memory */
+    size_t event_bytes;
 };
 
 struct job_list {
@@ -374,6 +376,14 @@ void tv_sched_behind_refuse(struct tv_sched *sched, struct tv_session *session,
  * -EMSGSIZE with nothing changed. */
 int tv_sched_skip(struct tv_session *session, const struct tv_request *request, int32_t lease_s,
                   struct tv_buf *ret_body);
+
+/* events.c, with the lock. Follow a session: 0, or -EINVAL with the call refused. */
+int tv_sched_events_open(struct tv_session *session, struct tv_call *call);
+/* What a numbered round is about to do: *ret_text is NULL without memory, or when it does nothing.
+ */
+void tv_sched_events_round(const struct job *job, char **ret_text, size_t *ret_bytes);
+/* With the lock: the held round that this call has just settled. */
+void tv_sched_events_settled(struct tv_session *session, const struct tv_request *request);
 
 /* hidden.c: copy the hidden rows that the answer shows of a round, and of a prompt's slice that
  * begins at position `start`: how many of its last rows are wanted, and then those. 0 or -ENOMEM.

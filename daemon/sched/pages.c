@@ -77,6 +77,7 @@ int tv_sched_prev_settle(struct tv_sched *sched, struct job *job)
         session->verify_tokens += request->path_count;
         tv_stats_add(&sched->stats->generated_tokens, (uint64_t)request->path_count);
         tv_session_settle_held(session, request);
+        tv_sched_events_settled(session, request);
         job->digest = session->digest;
         job->settled = 1;
     } else { /* its rows are gone */

@@ -30,6 +30,7 @@ void tv_call_destroy(struct tv_call *call)
     if (call != NULL) {
         tv_request_finish(&call->request);
         tv_buf_finish(&call->reply.body);
+        tv_sched_events_leave(&call->reply);
         tv_sched_batch_destroy(atomic_load_explicit(&call->batch, memory_order_relaxed));
         free(call);
     }
@@ -144,6 +145,7 @@ void tv_sched_refuse(struct tv_call *call, struct tv_problem *problem)
 {
     struct tv_reply *reply = &call->reply;
     tv_buf_finish(&reply->body);
+    tv_sched_events_leave(reply);
     memset(reply, 0, sizeof *reply);
     tv_buf_init(&reply->body, TV_SCHED_REPLY_BYTES);
     tv_encode_problem(&reply->body, problem, call->request_id, NULL);
@@ -189,6 +191,7 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_RENEW:
     case TV_CALL_ROUND:
     case TV_CALL_TENSOR:
+    case TV_CALL_EVENTS:
         return tv_sched_answer_session(sched, call);
     case TV_CALL_PARITY_TOTALS:
     case TV_CALL_PARITY_VIOLATION:
@@ -354,6 +357,7 @@ static void limits_settle(struct tv_sched *sched)
         .replay_window = TV_REPLAY_ROUNDS_MAX,
         .body_bytes = config->body_bytes,
         .inline_bytes = config->inline_bytes,
+        .fetch_bytes = config->fetch_bytes,
     };
 }
 

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "base/feed.h"
 #include "config/config.h"
 #include "proto/request.h"
 #include "proto/response.h"
@@ -32,6 +33,10 @@ struct tv_reply {
     int64_t rate_quota, rate_left;           /* what they say */
     char tensor_shape[32], tensor_dtype[12]; /* X-Tensor- headers, or "" */
     char etag[68];                           /* quoted, or "" */
+    /* Events: body is what the stream begins with, and this goes on; followed and referenced. NULL:
+     * no stream. */
+    struct tv_feed *feed;
+    struct tv_feed_cursor cursor;
 };
 
 /* One call. http/ creates it, fills the first part, and destroys it after completion. */
@@ -92,6 +97,15 @@ int32_t tv_sched_in_flight(struct tv_sched *sched);
 const struct tv_request_limits *tv_sched_limits(const struct tv_sched *sched);
 /* The library under the listeners and its version, for /v1/model; static text, before any call. */
 void tv_sched_http_library_set(struct tv_sched *sched, const char *text);
+/* `bell` is called, with locks held, when a session that somebody follows has something to tell: it
+ * must not block, nor call back. Before any call; NULL: nobody is told any more. */
+void tv_sched_events_watch(struct tv_sched *sched, void (*bell)(void *context), void *context);
+/* What the end of a session's feed is called: static text. */
+const char *tv_sched_events_end(int why);
+/* Stop to follow; a reply without a feed is fine. Needs no sched. */
+void tv_sched_events_leave(struct tv_reply *reply);
+/* The newest violation that shadow mode or a comparison has found: 1, or 0: there is none. */
+int tv_sched_violation(struct tv_sched *sched, struct tv_parity_violation *ret_newest);
 /* Names of the paths by which requests are counted; static texts, before any call. */
 void tv_sched_routes_set(struct tv_sched *sched, const char *const *names, size_t count);
 /* Refuse what is queued, join the worker, free everything. All calls are complete on return. */

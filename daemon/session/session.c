@@ -23,6 +23,7 @@ void tv_session_destroy(struct tv_session *session)
     tv_session_held_finish(&session->held);
     free(session->tokens);
     free(session->borders);
+    tv_feed_unref(session->feed);
     free(session);
 }
 
@@ -116,6 +117,7 @@ void tv_session_renew(struct tv_session *session, int32_t lease_s, int64_t now_u
     }
     session->lease_expires_us = now_us + (int64_t)session->lease_s * 1000000;
     session->lease_expires_unix_ms = tv_session_lease_end(session, 0);
+    tv_feed_note_set(session->feed, session->lease_expires_unix_ms);
 }
 
 int64_t tv_session_lease_end(const struct tv_session *session, int32_t lease_s)

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/digest.h"
+#include "base/feed.h"
 #include "proto/request.h"
 #include "proto/response.h"
 
@@ -137,7 +138,11 @@ struct tv_session {
     int32_t kept_count;
     size_t kept_bytes;          /* of their bodies */
     struct tv_context *context; /* the engine's; closed before tv_session_destroy */
+    struct tv_feed *feed;       /* reference held: what its rounds do, for those who follow it */
 };
+
+/* Why a session's feed has ended. */
+enum tv_session_end { TV_SESSION_DELETED = 1, TV_SESSION_LEASE_OVER, TV_SESSION_CLOSED };
 
 struct tv_sessions_params {
     int32_t sessions_max;
@@ -196,6 +201,10 @@ struct tv_sessions {
     int32_t tomb_count, tomb_next;
     struct tv_session_keys keys;
     uint64_t fetch_serial; /* of the newest rows that are kept to be fetched */
+    /* Called with the lock when a feed that somebody follows has something new; NULL: nobody can.
+     */
+    void (*bell)(void *context);
+    void *bell_context;
 };
 
 /* Draws the epoch. 0 or negative errno; finish copes with a failed init. */
@@ -220,8 +229,14 @@ void tv_sessions_discard(struct tv_sessions *table, struct tv_session *session);
  * whose lease is over expires here. */
 enum tv_code tv_sessions_find(struct tv_sessions *table, const char *id, const char *principal,
                               int64_t now_us, struct tv_session **ret_session);
-/* Out of the table; goes to the gone at once when idle, else when tv_session_idle is called. */
-void tv_sessions_remove(struct tv_sessions *table, struct tv_session *session);
+/* Out of the table; goes to the gone at once when idle, else when tv_session_idle is called. Its
+ * feed ends. */
+void tv_sessions_remove(struct tv_sessions *table, struct tv_session *session,
+                        enum tv_session_end why);
+/* Round `number` did this: takes over the text (malloc'd; NULL: no memory for one). */
+void tv_session_tell(struct tv_session *session, int32_t number, char *text, size_t bytes);
+/* The number behind which every later text of its feed stands. */
+int32_t tv_session_told(const struct tv_session *session);
 /* Expire what is idle and over its lease; the earliest end of the others' leases, or INT64_MAX. */
 int64_t tv_sessions_sweep(struct tv_sessions *table, int64_t now_us);
 /* States of the principal's sessions: *ret_states malloc'd, each to be destroyed. 0 or -ENOMEM. */

@@ -128,6 +128,11 @@ static int session_make(struct tv_sessions *table, const char *principal,
     }
     session->table = table;
     session->next_seq = 1;
+    session->feed = tv_feed_create();
+    if (session->feed == NULL) {
+        free(session);
+        return -ENOMEM;
+    }
     id_write(session->id, random);
     (void)strncpy(session->principal, principal, sizeof session->principal - 1);
     *ret_session = session;
@@ -226,8 +231,32 @@ void tv_sessions_discard(struct tv_sessions *table, struct tv_session *session)
     gone_push(table, session);
 }
 
-void tv_sessions_remove(struct tv_sessions *table, struct tv_session *session)
+static void ring(const struct tv_session *session)
 {
+    const struct tv_sessions *table = session->table;
+    if (table->bell != NULL && tv_feed_readers(session->feed) > 0) {
+        table->bell(table->bell_context);
+    }
+}
+
+void tv_session_tell(struct tv_session *session, int32_t number, char *text, size_t bytes)
+{
+    tv_feed_push(session->feed, number, text, bytes);
+    ring(session);
+}
+
+int32_t tv_session_told(const struct tv_session *session)
+{
+    /* a held round has told nothing: its commit may still do so under its number */
+    int held = session->held.seq > 0 && !session->held.settled;
+    return held ? session->held.seq - 1 : session->next_seq - 1;
+}
+
+void tv_sessions_remove(struct tv_sessions *table, struct tv_session *session,
+                        enum tv_session_end why)
+{
+    tv_feed_end(session->feed, (int)why);
+    ring(session);
     struct tv_session **link = bucket_of(table, session->id);
     while (*link != session) {
         link = &(*link)->next;
@@ -305,7 +334,7 @@ static void expire(struct tv_sessions *table, struct tv_session *session)
     if (table->tomb_count < TV_SESSION_EXPIRED_MAX) {
         table->tomb_count++;
     }
-    tv_sessions_remove(table, session);
+    tv_sessions_remove(table, session, TV_SESSION_LEASE_OVER);
     table->closed_count--;
     table->expired_count++;
 }

@@ -19,6 +19,7 @@ static const char *const stage_names[] = {
 static const char *const replay_names[] = {"stored", "attached"};
 static const char *const guess_names[] = {"hit", "alt", "skip"};
 static const char *const device_names[] = {"sticky", "recoverable"};
+static const char *const stream_names[] = {"client", "slow", "session", "stop"};
 static const char *const reload_names[] = {"done", "failed"};
 static const char *const listener_names[] = {"work", "admin"};
 
@@ -104,6 +105,24 @@ static void write_tls(const struct tv_stats *stats, struct tv_stats_text *text)
                         "When the certificate in force ends, in seconds since 1970.");
         tv_stats_sample(text, NULL, 0, (double)not_after_s);
     }
+}
+
+static void write_streams(const struct tv_stats *stats, struct tv_stats_text *text)
+{
+    plain(text, "treeverify_event_streams_total", "Streams of events that were opened.",
+          &stats->streams_opened);
+    tv_stats_family(text, "treeverify_event_streams", "gauge", "Streams of events that are open.");
+    tv_stats_sample(text, NULL, 0,
+                    (double)atomic_load_explicit(&stats->streams_open, memory_order_relaxed));
+    labelled(text, "treeverify_event_streams_ended_total",
+             "Streams of events that have ended: the client left, took nothing, its session is no "
+             "more, or the server stops.",
+             "reason", stream_names, TV_STATS_STREAM_ENDS, stats->streams_ended);
+    plain(text, "treeverify_events_total", "Events of rounds that were written to a stream.",
+          &stats->events_told);
+    plain(text, "treeverify_events_missed_total",
+          "Rounds whose events had gone before a stream's reader came to them.",
+          &stats->events_missed);
 }
 
 static void write_conflicts(const struct tv_stats *stats, const struct tv_stats_names *names,
@@ -200,6 +219,7 @@ void tv_stats_write(const struct tv_stats *stats, const struct tv_stats_names *n
 {
     write_requests(stats, names, text);
     write_tls(stats, text);
+    write_streams(stats, text);
     write_conflicts(stats, names, text);
     write_rounds(stats, names, text);
     write_drafts(stats, names, text);

@@ -48,6 +48,15 @@ enum tv_stats_stage {
 };
 enum tv_stats_replay { TV_STATS_STORED, TV_STATS_ATTACHED, TV_STATS_REPLAYS };
 enum tv_stats_guess { TV_STATS_HIT, TV_STATS_ALT, TV_STATS_SKIP, TV_STATS_GUESSES };
+/* Why a stream of events has ended: its client left; it took nothing; the session is no more; the
+ * server stops. */
+enum tv_stats_stream {
+    TV_STATS_STREAM_CLIENT,
+    TV_STATS_STREAM_SLOW,
+    TV_STATS_STREAM_SESSION,
+    TV_STATS_STREAM_STOP,
+    TV_STATS_STREAM_ENDS
+};
 enum tv_stats_device { TV_STATS_STICKY, TV_STATS_RECOVERABLE, TV_STATS_DEVICE_ERRORS };
 
 /* Zero-initialised = nothing has happened. */
@@ -59,6 +68,12 @@ struct tv_stats {
     _Atomic uint64_t http_unread; /* answers that were given up because nobody read them */
     /* Set by http/ right before it asks for the text. */
     _Atomic int64_t http_running, http_connections[2]; /* work, admin */
+
+    /* Streams of events: opened = open + ended. Of the events of rounds, those written to a stream,
+     * and those that had gone before. */
+    _Atomic uint64_t streams_opened, streams_ended[TV_STATS_STREAM_ENDS];
+    _Atomic uint64_t events_told, events_missed;
+    _Atomic int64_t streams_open; /* set with http_running */
 
     _Atomic uint64_t rounds[TV_STATS_ROUND_STATUSES][TV_STATS_RULES];
     _Atomic uint64_t replays[TV_STATS_REPLAYS], guesses[TV_STATS_GUESSES];

@@ -211,7 +211,7 @@ static void the_end_of_a_session_needs_no_memory(void **state)
     fault_arm(FAULT_MEMORY, 1);
     tv_session_keep(deleted, &kept);
     tv_session_renew(expired, 1, 0);
-    tv_sessions_remove(&table, deleted);
+    tv_sessions_remove(&table, deleted, TV_SESSION_DELETED);
     (void)tv_sessions_sweep(&table, 2000000);
     assert_int_equal(tv_sessions_find(&table, "s_none", "me", 0, &found), TV_SESSION_NOT_FOUND);
     assert_int_equal(fault_disarm(), 0);

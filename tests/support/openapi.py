@@ -169,6 +169,17 @@ class Contract:
                 raise Mismatch(f"{where}: {value['code']} is not a code of this operation")
         return value
 
+    def event(self, url, name, data):
+        """Check the data of one event of a stream (x-events). Returns it decoded."""
+        content = self.response("GET", url, 200)["content"]["text/event-stream"]
+        if name not in content["x-events"]:
+            raise Mismatch(f"GET {url}: undocumented event {name!r}")
+        value = strict_json(data.encode())
+        errors = self.errors(content["x-events"][name], value)
+        if errors:
+            raise Mismatch(f"GET {url}: event {name}: " + "; ".join(errors[:5]))
+        return value
+
     def problem(self, where, status, headers, value):
         """What a schema cannot say: members that repeat each other and the status line."""
         if value["status"] != status or value["code"] not in CODES.get(status, ()):

@@ -95,7 +95,8 @@ static struct tv_limits_info read_limits(const struct tv_json_value *value)
                                    .replay_window = (int32_t)number(value, "replay_window"),
                                    .max_sessions = (int32_t)number(value, "max_sessions"),
                                    .body_bytes = number(value, "body_bytes"),
-                                   .inline_bytes = number(value, "inline_bytes")};
+                                   .inline_bytes = number(value, "inline_bytes"),
+                                   .fetch_bytes = number(value, "fetch_bytes")};
 }
 
 static void encode_model(struct tv_buf *buf, const struct tv_json_value *root)

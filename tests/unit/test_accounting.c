@@ -300,7 +300,7 @@ static void op_end(struct world *world, int32_t i, int expires)
     if (expires) {
         tv_session_renew(slot->session, 0, world->now_us - 11 * SECOND);
     } else {
-        tv_sessions_remove(&world->table, slot->session);
+        tv_sessions_remove(&world->table, slot->session, TV_SESSION_DELETED);
     }
     assert_int_equal(tv_sessions_find(&world->table, slot->id, "me", world->now_us, &found),
                      expires ? TV_SESSION_EXPIRED : TV_SESSION_NOT_FOUND);

@@ -136,7 +136,7 @@ static void a_held_session_outlives_its_lease(void **state)
     session = open_session(&table, "", 1, 0);
     (void)snprintf(id, sizeof id, "%s", session->id);
     tv_session_hold(session);
-    tv_sessions_remove(&table, session);
+    tv_sessions_remove(&table, session, TV_SESSION_DELETED);
     assert_int_equal(tv_sessions_find(&table, id, "", 0, &found), TV_SESSION_NOT_FOUND);
     assert_int_equal(bury(&table), 2);
     tv_sessions_finish(&table);
@@ -151,7 +151,7 @@ static void a_deleted_busy_session_waits_for_its_round(void **state)
     table_start(&table, 1);
     struct tv_session *session = open_session(&table, "", 9, 0);
     tv_session_occupy(session, 1, hash, &table);
-    tv_sessions_remove(&table, session);
+    tv_sessions_remove(&table, session, TV_SESSION_DELETED);
     assert_int_equal(tv_sessions_find(&table, session->id, "", 0, &found), TV_SESSION_NOT_FOUND);
     assert_int_equal(bury(&table), 0);
     tv_session_idle(&table, session);
