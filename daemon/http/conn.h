@@ -18,24 +18,25 @@
 #include "http/routes.h"
 #include "http/tls.h"
 
-#define HTTP_HEADERS_US         (10 * 1000000LL) /* from accept, or from a later request line */
-#define HTTP_IDLE_US            (25 * 1000000LL) /* from an answer to the next request line */
-#define HTTP_IDLE_S             15               /* without any byte: libmicrohttpd's own clock */
-#define HTTP_BODY_US            (30 * 1000000LL)
-#define HTTP_BODY_START_US      (5 * 1000000LL)  /* from then on at least HTTP_BODY_RATE */
-#define HTTP_BODY_RATE          1024             /* bytes per second */
-#define HTTP_WRITE_US           (30 * 1000000LL) /* without progress */
-#define HTTP_LINGER_US          (2 * 1000000LL)  /* reading on after a refusal */
-#define HTTP_TICK_MS            50
-#define HTTP_URI_BYTES_MAX      8192 /* every node of a tree in a list, its commas escaped, fits */
-#define HTTP_URI_KEPT_BYTES     256
-#define HTTP_BODY_KEPT_BYTES    (64u << 10) /* a connection keeps a buffer of this size */
-#define HTTP_BODIES_BYTES_MIN   (256u << 20)
-#define HTTP_STOP_WRITE_US      (2 * 1000000LL)
-#define HTTP_RELIEF_SAID_US     (10 * 1000000LL) /* one line in the log for so long */
-#define HTTP_STREAM_QUIET_US    (10 * 1000000LL) /* then a comment, or where the lease ends now */
-#define HTTP_STREAM_BLOCK_BYTES 4096
-#define HTTP_STREAM_RETRY_S     5
+#define HTTP_HEADERS_US          (10 * 1000000LL) /* from accept, or from a later request line */
+#define HTTP_IDLE_US             (25 * 1000000LL) /* from an answer to the next request line */
+#define HTTP_IDLE_S              15               /* without any byte: libmicrohttpd's own clock */
+#define HTTP_BODY_US             (30 * 1000000LL)
+#define HTTP_BODY_START_US       (5 * 1000000LL)  /* from then on at least HTTP_BODY_RATE */
+#define HTTP_BODY_RATE           1024             /* bytes per second */
+#define HTTP_WRITE_US            (30 * 1000000LL) /* without progress */
+#define HTTP_LINGER_US           (2 * 1000000LL)  /* reading on after a refusal */
+#define HTTP_TICK_MS             50
+#define HTTP_URI_BYTES_MAX       8192 /* every node of a tree in a list, its commas escaped, fits */
+#define HTTP_URI_KEPT_BYTES      256
+#define HTTP_BODY_KEPT_BYTES     (64u << 10) /* a connection keeps a buffer of this size */
+#define HTTP_BODIES_BYTES_MIN    (256u << 20)
+#define HTTP_STOP_WRITE_US       (2 * 1000000LL)
+#define HTTP_RELIEF_SAID_US      (10 * 1000000LL) /* one line in the log for so long */
+#define HTTP_STREAM_QUIET_US     (10 * 1000000LL) /* then a comment, or where the lease ends now */
+#define HTTP_STREAM_BLOCK_BYTES  4096
+#define HTTP_STREAM_UNREAD_BYTES (64 << 10) /* in the kernel, which doubles it */
+#define HTTP_STREAM_RETRY_S      5
 
 enum http_phase {
     HTTP_IDLE,      /* between requests */

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/clock.h"
 #include "http/conn.h"
@@ -210,6 +211,15 @@ static int admit(struct tv_http *http, const struct http_conn *conn, struct tv_p
     return -EINVAL;
 }
 
+/* A stream has little to say at a time: who does not read is to be noticed soon, and not to fill
+ * the megabytes that the kernel has for an answer. */
+static void limit_kernel(int fd)
+{
+    const int bytes = HTTP_STREAM_UNREAD_BYTES;
+    /* without it slow readers are only noticed later */
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+}
+
 int tv_http_stream_begin(struct http_conn *conn)
 {
     struct tv_http *http = conn->http;
@@ -249,6 +259,7 @@ int tv_http_stream_begin(struct http_conn *conn)
     text_set(stream, &reply->body);
     memset(&reply->body, 0, sizeof reply->body); /* the stream's now */
     conn->close = 1;
+    limit_kernel(conn->fd);
     tv_stats_add(&http->stats->streams_opened, 1);
     return 1;
 }
