@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,8 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from daemon import Daemon, Session  # noqa: E402
+from daemon import CONTRACT, Daemon, Session  # noqa: E402
+from events import Stream  # noqa: E402
 
 PLAIN, PLANTED = os.environ["TREEVERIFYD"], os.environ["TREEVERIFYD_PLANTED"]
 CLI, MODEL = os.environ["TREEVERIFY"], os.environ["TV_MODEL_DIR"]
@@ -141,7 +143,15 @@ class ShadowTest(unittest.TestCase):
             env = {"TV_PLANT": "late", "TV_PLANT_FILE": switch, "XDG_STATE_HOME": folder}
             with start(PLANTED, "--shadow-path-p", "1", env=env) as daemon:
                 client = daemon.client()
+                bystander = Session(client, [1, 2, 3])
+                sock = socket.create_connection((daemon.host, daemon.port), timeout=300)
+                stream = Stream(sock, CONTRACT, f"/v1/sessions/{bystander.id}/events")
                 entry = self.violation(daemon, client, switch)
+                told = {name: entry[name] for name in ("n", "at", "kind")}
+                self.assertEqual(stream.find("parity"), ("parity", None, told))  # whoever listens is told
+                bystander.close()
+                self.assertEqual([event.name for event in stream.rest()], ["end"])
+                stream.close()
                 self.assertTrue(entry["reproducer"])
                 body = client.get(f"/v1/parity/violations/{entry['n']}")
                 self.assertEqual(body["stop"], {"token_ids": [250, 251], "max_len": 90})

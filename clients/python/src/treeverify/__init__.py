@@ -35,6 +35,7 @@ from .errors import (
     TreeRefusedError,
     UnavailableError,
 )
+from .events import Event
 from .tree import Tree, TreeError
 from .values import Hidden, HiddenWant, Hint, Logits, Model, Round, Sampling, Timing, TopK, Want
 
@@ -52,6 +53,7 @@ __all__ = [
     "DesyncError",
     "Digest",
     "Error",
+    "Event",
     "FinishedError",
     "GoneError",
     "Hidden",

@@ -17,6 +17,7 @@ from .calls import Effect, Flow, Pause, Reply, Retry, Send, call, drive_async, s
 from .client import Http, SessionView
 from .drafters import Drafter
 from .errors import ProblemError, TransportError
+from .events import Event, Following
 from .loop import Nodes, budget_of, plan
 from .tree import Tree
 from .values import Dtype, Hidden, HiddenDtype, HiddenWant, Logits, Model, Round, Rows, Rule, Sampling, Want
@@ -160,6 +161,26 @@ class AsyncClient:
     ) -> dict[str, Any]:
         core = session._core if session is not None else None
         return await self._run(oneshot.parity(self._settings.context, tokens, tree, core, sampling, strict))
+
+    async def events(self, session: SessionView | str, after: int | None = None) -> AsyncGenerator[Event, None]:
+        """Client.events for `async for`; an iterator that is left early should be closed (contextlib.aclosing)."""
+        following = Following(self._settings.context, session if isinstance(session, str) else session.id, after)
+        while not following.over:
+            options: dict[str, Any] = {"headers": following.headers(), "timeout": self._settings.quiet()}
+            try:
+                async with self._http.stream("GET", following.path, **options) as answer:
+                    if answer.status_code != 200:
+                        await answer.aread()
+                        following.check(Http.reply(answer))
+                    async for chunk in answer.aiter_bytes():
+                        for event in following.take(chunk):
+                            yield event
+                if not following.over:
+                    raise Following.cut()
+            except httpx.TransportError as error:
+                await asyncio.sleep(following.again(self._settings.failure(error)))
+            except (TransportError, ProblemError) as error:
+                await asyncio.sleep(following.again(error))
 
     async def parity_totals(self) -> dict[str, Any]:
         return await self.request("GET", "/v1/parity")

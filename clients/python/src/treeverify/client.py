@@ -17,6 +17,7 @@ from .asks import Settings
 from .calls import Context, Effect, Flow, Pause, Reply, Retry, Send, call, drive, send
 from .drafters import Drafter
 from .errors import ProblemError, TransportError
+from .events import QUIET_S, Event, Following
 from .loop import Limits, Nodes, budget_of, plan
 from .tree import Tree
 from .values import Dtype, Hidden, HiddenDtype, HiddenWant, Logits, Model, Round, Rows, Rule, Sampling, Want
@@ -41,6 +42,10 @@ class Http:
         self.trust_env = not (parts.host in ("localhost", "::1") or parts.host.startswith("127."))
         self.verify: ssl.SSLContext | bool = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
         self.headers = {"Accept": "application/json, application/problem+json", **(headers or {})}
+
+    def quiet(self) -> httpx.Timeout:
+        """Of a stream, between two words."""
+        return httpx.Timeout(max(self.timeout_s, QUIET_S), connect=self.connect_s, pool=None)
 
     def timeout(self, extra_s: float = 0.0) -> httpx.Timeout:
         return httpx.Timeout(self.timeout_s + extra_s, connect=self.connect_s, pool=None)
@@ -328,6 +333,27 @@ class Client:
         they differ. Without arguments: the server's built-in case."""
         core = session._core if session is not None else None
         return self._run(oneshot.parity(self._settings.context, tokens, tree, core, sampling, strict))
+
+    def events(self, session: SessionView | str, after: int | None = None) -> Iterator[Event]:
+        """What the rounds of a session do, as it happens, until the session or the server ends: `for event in ...`. May
+        be left at any time. session: one of this client's, or the id of another's. after: begin behind this round (0: the
+        beginning) instead of with the session's state. A lost connection is opened again where it was lost."""
+        following = Following(self._settings.context, session if isinstance(session, str) else session.id, after)
+        while not following.over:
+            options: dict[str, Any] = {"headers": following.headers(), "timeout": self._settings.quiet()}
+            try:
+                with self._http.stream("GET", following.path, **options) as answer:
+                    if answer.status_code != 200:
+                        answer.read()
+                        following.check(Http.reply(answer))
+                    for chunk in answer.iter_bytes():
+                        yield from following.take(chunk)
+                if not following.over:
+                    raise Following.cut()
+            except httpx.TransportError as error:
+                time.sleep(following.again(self._settings.failure(error)))
+            except (TransportError, ProblemError) as error:
+                time.sleep(following.again(error))
 
     def parity_totals(self) -> dict[str, Any]:
         """What shadow mode has seen since the start."""
