@@ -1,8 +1,9 @@
 /*
  * events.c - what is told to those who follow a session: GET .../events and the rounds' own words.
  *
- * A round's event is written before its commit, without the lock, and told under it. Refuses to
- * let a reader hold anything: who is slow loses texts, and a session does not live longer for it.
+ * A round's event is written before its commit, without the lock, and told under it, so that none
+ * is committed that nobody can be told of. Refuses to let a reader hold anything: who is slow loses
+ * texts, and a session does not live longer for it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -98,7 +99,7 @@ static void event_write(const struct tv_event_round *event, char **ret_text, siz
     *ret_bytes = text.bytes;
 }
 
-void tv_sched_events_round(const struct job *job, char **ret_text, size_t *ret_bytes)
+int tv_sched_events_round(struct job *job)
 {
     const struct tv_round *round = &job->round;
     struct tv_event_round event = {.kind = round->kind,
@@ -109,10 +110,11 @@ void tv_sched_events_round(const struct job *job, char **ret_text, size_t *ret_b
                                    .committed_len = round->committed_len,
                                    .finish = round->finish};
     if (round->seq == 0 || job->hold) {
-        return;
+        return 0;
     }
     memcpy(event.digest, round->digest, sizeof event.digest);
-    event_write(&event, ret_text, ret_bytes);
+    event_write(&event, &job->event, &job->event_bytes);
+    return job->event != NULL ? 0 : -ENOMEM;
 }
 
 void tv_sched_events_settled(struct tv_session *session, const struct tv_request *request)

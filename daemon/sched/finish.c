@@ -436,7 +436,8 @@ void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
     int64_t start_us = tv_clock_us();
     tv_encode_round(&body, &job->round, 0);
     job->encode_us = tv_clock_us() - start_us;
-    if (body.failed != 0 || held_make(job, &held) != 0 || kept_make(job, &body, &kept) != 0) {
+    if (body.failed != 0 || held_make(job, &held) != 0 || tv_sched_events_round(job) != 0 ||
+        kept_make(job, &body, &kept) != 0) {
         enum tv_code code = body.failed == -EDOM ? TV_NUMERIC_FAULT : TV_INTERNAL;
         tv_session_held_finish(&held);
         tv_buf_finish(&body);
@@ -451,7 +452,6 @@ void tv_sched_job_succeed(struct tv_sched *sched, struct job *job)
         return;
     }
     tv_sched_prefix_publish(sched, job);
-    tv_sched_events_round(job, &job->event, &job->event_bytes);
     if (job->session == NULL) {
         tv_sched_job_close(sched, job);
     }

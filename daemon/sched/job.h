@@ -124,7 +124,7 @@ struct job {
     struct job_blocks blocks;
     struct job_parity *parity;
     struct tv_cache_shortage shortage; /* for kv-full */
-    char *event;                       /* owned: what its end tells; NULL: nothing, or no memory */
+    char *event;                       /* owned: what its end tells; NULL: nothing */
     size_t event_bytes;
 };
 
@@ -379,9 +379,10 @@ int tv_sched_skip(struct tv_session *session, const struct tv_request *request, 
 
 /* events.c, with the lock. Follow a session: 0, or -EINVAL with the call refused. */
 int tv_sched_events_open(struct tv_session *session, struct tv_call *call);
-/* What a numbered round is about to do: *ret_text is NULL without memory, or when it does nothing.
+/* Before the commit: what its end will tell becomes the job's, when it does something. 0 or
+ * -ENOMEM.
  */
-void tv_sched_events_round(const struct job *job, char **ret_text, size_t *ret_bytes);
+int tv_sched_events_round(struct job *job);
 /* With the lock: the held round that this call has just settled. */
 void tv_sched_events_settled(struct tv_session *session, const struct tv_request *request);
 

@@ -187,6 +187,7 @@ static const struct plain_form plain_forms[] = {
     {"list", TV_CALL_LIST, NULL, 200, 0},
     {"renew", TV_CALL_RENEW, "{\"lease_s\":100}", 200, 1},
     {"tensor", TV_CALL_TENSOR, NULL, 200, 1},
+    {"events", TV_CALL_EVENTS, NULL, 200, 1},
     {"model", TV_CALL_MODEL, NULL, 200, 0},
     {"ready", TV_CALL_READY, NULL, 200, 0},
     {"health", TV_CALL_HEALTH, NULL, 200, 0},
