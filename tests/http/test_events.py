@@ -354,6 +354,44 @@ class LimitsTest(unittest.TestCase):
                 caller.close()
 
 
+    def test_a_reload(self):
+        """More streams at once; and whose name has gone from the key file is cut, while a new secret changes nothing."""
+        with tempfile.TemporaryDirectory() as folder:
+            keys, conf = os.path.join(folder, "keys"), os.path.join(folder, "conf")
+
+            def write(names, most):
+                with open(keys, "w", encoding="ascii") as file:
+                    file.writelines(f"{name}:verify,metrics:{name}-0123456789abcdef{most}\n" for name in names)
+                os.chmod(keys, 0o600)
+                with open(conf, "w", encoding="ascii") as file:
+                    file.write(f"event_readers_max = {most}\n")
+
+            def header(name, most):
+                return [f"Authorization: Bearer {name}-0123456789abcdef{most}"]
+
+            write(["alice", "bob"], 2)
+            with FixedDaemon("--config", conf, "--api-key-file", keys, "--drain-grace-s", "0") as daemon:
+                caller, streams = Caller(daemon), {}
+                for name in ("alice", "bob"):
+                    answer = caller.call("POST", "/v1/sessions", {"tokens": [1]}, headers=header(name, 2))
+                    streams[name] = follow(daemon, answer.json, headers=header(name, 2))
+                    self.assertEqual(streams[name].next().name, "state")
+                    state = answer.json if name == "alice" else state
+                self.assertEqual(refusal(daemon, state, headers=header("alice", 2)), (503, "overloaded"))
+                write(["alice"], 4)
+                daemon.process.send_signal(signal.SIGHUP)
+                with self.assertRaises(ConnectionError):
+                    streams["bob"].rest()
+                more = follow(daemon, state, headers=header("alice", 4))
+                self.assertEqual(more.status, 200)
+                answer = caller.call("POST", verify_path(state), round_body(state), headers=header("alice", 4))
+                self.assertEqual(answer.status, 200)
+                self.assertEqual(streams["alice"].next().name, "commit")
+                caller.close()
+                for stream in (more, *streams.values()):
+                    stream.close()
+
+
 class SlowTest(unittest.TestCase):
     def setUp(self):
         self.daemon = FixedDaemon("--drain-grace-s", "0", "--max-len", "4096")
