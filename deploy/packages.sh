@@ -9,7 +9,7 @@ tv_packages_build="gcc libc6-dev pkgconf meson ninja-build
     curl" # curl: the README's requests by hand
 tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3-yaml python3-httpx python3-venv
     python3-setuptools python3-wheel openssl
-    mypy clang-format-14 binutils"
+    mypy clang-format-14 binutils mandoc"
 
 # tv_packages_install NAME...: does nothing when all are there.
 tv_packages_install() {

@@ -121,10 +121,10 @@ static int read_key(const char *path, char **ret_key)
     return code;
 }
 
-int tv_cli_connect(const struct tv_cli *cli, struct tv_client **ret_client)
+/* options are complete but for url and key. */
+static int connect_with(const struct tv_cli *cli, struct tv_client_options options,
+                        struct tv_client **ret_client)
 {
-    struct tv_client_options options;
-    tv_client_options_init(&options);
     options.url = cli->url;
     options.ca_file = cli->ca_file;
     char *key = NULL;
@@ -152,6 +152,30 @@ int tv_cli_connect(const struct tv_cli *cli, struct tv_client **ret_client)
         return TV_CLI_MEMORY;
     }
     return TV_CLI_OK;
+}
+
+int tv_cli_connect(const struct tv_cli *cli, struct tv_client **ret_client)
+{
+    struct tv_client_options options;
+    tv_client_options_init(&options);
+    return connect_with(cli, options, ret_client);
+}
+
+int tv_cli_connect_for(const struct tv_cli *cli, int32_t call_ms, struct tv_client **ret_client)
+{
+    struct tv_client_options options;
+    tv_client_options_init(&options);
+    options.attempt_ms = call_ms;
+    options.total_ms = call_ms;
+    return connect_with(cli, options, ret_client);
+}
+
+int tv_cli_connect_once(const struct tv_cli *cli, struct tv_client **ret_client)
+{
+    struct tv_client_options options;
+    tv_client_options_init(&options);
+    options.retries_max = 0;
+    return connect_with(cli, options, ret_client);
 }
 
 static int exit_code(int error, const struct tv_client_problem *problem)

@@ -40,6 +40,8 @@ int tv_cli_health(int argc, char **argv);
 int tv_cli_verify(int argc, char **argv);
 int tv_cli_generate(int argc, char **argv);
 int tv_cli_parity(int argc, char **argv);
+int tv_cli_bench(int argc, char **argv);
+int tv_cli_top(int argc, char **argv);
 
 /* Options every command knows; their letters are above what a byte can be. */
 enum {
@@ -60,6 +62,14 @@ enum {
         NULL, 0, NULL, 0                                                                           \
     }
 
+/* The end of every command's list of options; tests read these lists (tests/cli/pages.py). */
+#define TV_CLI_COMMON_HELP                                                                         \
+    "  --url URL         the server ($TREEVERIFY_URL, else http://127.0.0.1:8471)\n"               \
+    "  --key-file FILE   its first line is the server's key\n"                                     \
+    "  --cacert FILE     under https: PEM of who is trusted, else the system's\n"                  \
+    "  --json            JSON instead of text\n"                                                   \
+    "  --help            this text\n"
+
 /* TREEVERIFY_URL or the default address. */
 void tv_cli_init(struct tv_cli *ret_cli);
 /* Take one option common to all commands. -1: go on; else the exit code to end with (help too). */
@@ -76,6 +86,10 @@ int tv_cli_parse_real(const char *text, double lo, double hi, double *ret);
 
 /* TV_CLI_OK, or the exit code after saying why; *ret_client is the caller's. */
 int tv_cli_connect(const struct tv_cli *cli, struct tv_client **ret_client);
+/* The same with another deadline for each attempt and for the call. */
+int tv_cli_connect_for(const struct tv_cli *cli, int32_t call_ms, struct tv_client **ret_client);
+/* The same without retries: what a server does not say now is not waited for. */
+int tv_cli_connect_once(const struct tv_cli *cli, struct tv_client **ret_client);
 /* Say what a client call's error means (cli->json: the problem as JSON on stdout); exit code. */
 int tv_cli_fail(const struct tv_cli *cli, int error, const struct tv_client_problem *problem);
 
@@ -90,6 +104,17 @@ void tv_cli_print_json_text(FILE *out, const int32_t *tokens, size_t count);
 void tv_cli_print_json_ints(FILE *out, const int32_t *items, size_t count);
 /* A JSON string of text. */
 void tv_cli_print_json_string(FILE *out, const char *text);
+/* Text without its control characters. */
+void tv_cli_print_safe(FILE *out, const char *text);
+/* A bar on stderr, drawn anew each time, and its end. */
+void tv_cli_progress(const char *label, int64_t done, int64_t all);
+void tv_cli_progress_end(void);
+/* Pictures on stdout's terminal, until SIGINT or SIGTERM: begin, then picture and pause in turns
+ * (1: a signal has come), then end. The pause is also for those who draw nothing. */
+void tv_cli_live_begin(void);
+void tv_cli_live_picture(void);
+int tv_cli_live_pause(double seconds);
+void tv_cli_live_end(void);
 /* Flush stdout; TV_CLI_OUTPUT when something was not written, else code. */
 int tv_cli_end(int code);
 

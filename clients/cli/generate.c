@@ -34,9 +34,8 @@ static const char help[] =
     "  --seed N          for temperatures above 0; the same seed gives the same text\n"
     "  --stop ID         end at this token (may be repeated)\n"
     "  --no-drafts       the server decodes alone: same text, one token at a time\n"
-    "  --color WHEN      auto, always, never\n"
-    "  --url URL, --json, --help\n"
-    "\n"
+    "  --color auto|always|never\n"
+    "                    colours (auto: on a terminal)\n" TV_CLI_COMMON_HELP "\n"
     "Acceptance length is new tokens per round, the model's own included.\n";
 
 struct plan {

@@ -6,10 +6,12 @@
 #include "clients/cli/cli.h"
 
 static const char help[] =
-    "usage: treeverify health [--deep] [--url URL] [--json]\n"
+    "usage: treeverify health [OPTIONS]\n"
     "\n"
     "Asks /healthz and /readyz, and prints the checks and the model. Exit code 0 only when ready.\n"
-    "  --deep   the server repeats its self-test verify and compares the logits bit for bit\n";
+    "\n"
+    "  --deep            the server repeats its self-test verify and compares the logits bit for "
+    "bit\n" TV_CLI_COMMON_HELP;
 
 static void print_checks(const struct tv_client_value *root)
 {
@@ -22,8 +24,13 @@ static void print_checks(const struct tv_client_value *root)
         if (name == NULL || ok == NULL) {
             continue;
         }
-        (void)printf("  %-4s %s", tv_client_value_type(ok) == TV_CLIENT_TRUE ? "ok" : "no", name);
-        (void)printf(detail != NULL && detail[0] != '\0' ? ": %s\n" : "\n", detail);
+        (void)printf("  %-4s ", tv_client_value_type(ok) == TV_CLIENT_TRUE ? "ok" : "no");
+        tv_cli_print_safe(stdout, name);
+        if (detail != NULL && detail[0] != '\0') {
+            (void)fputs(": ", stdout);
+            tv_cli_print_safe(stdout, detail);
+        }
+        (void)fputc('\n', stdout);
     }
 }
 

@@ -13,10 +13,11 @@ static const char help[] =
     "  verify    verify one draft tree given as JSON, without a session\n"
     "  generate  continue a text with an n-gram tree drafter\n"
     "  parity    compare the fast path with the naive oracle\n"
+    "  bench     many synthetic drafters at a distance; percentiles of their rounds\n"
+    "  top       what the server is doing, again and again\n"
     "\n"
-    "Every command knows --url URL (default: $TREEVERIFY_URL, else http://127.0.0.1:8471),\n"
-    "--key-file FILE (its first line is the server's key), --cacert FILE (under https: PEM of\n"
-    "who is trusted, else the system's), --json and --help.\n"
+    "Every command knows\n" TV_CLI_COMMON_HELP "\n"
+    "treeverify --version says the version.\n"
     "\n"
     "exit codes:\n"
     "   0  done\n"
@@ -35,10 +36,8 @@ int main(int argc, char **argv)
         const char *name;
         int (*run)(int argc, char **argv);
     } commands[] = {
-        {"health", tv_cli_health},
-        {"verify", tv_cli_verify},
-        {"generate", tv_cli_generate},
-        {"parity", tv_cli_parity},
+        {"health", tv_cli_health}, {"verify", tv_cli_verify}, {"generate", tv_cli_generate},
+        {"parity", tv_cli_parity}, {"bench", tv_cli_bench},   {"top", tv_cli_top},
     };
     if (argc < 2) {
         (void)fputs(help, stderr);
@@ -46,6 +45,10 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         (void)fputs(help, stdout);
+        return tv_cli_end(TV_CLI_OK);
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        (void)printf("treeverify %s\n", tv_client_version());
         return tv_cli_end(TV_CLI_OK);
     }
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {

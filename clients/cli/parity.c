@@ -7,12 +7,14 @@
 #include "clients/cli/cli.h"
 
 static const char help[] =
-    "usage: treeverify parity [--run [FILE]] [--url URL] [--json]\n"
+    "usage: treeverify parity [OPTIONS] [FILE]\n"
     "\n"
     "Without --run: the totals of shadow mode, and its violations.\n"
-    "  --run          run one body through the fast path and the oracle now and compare them;\n"
-    "                 FILE (\"-\" is stdin) is a JSON body, for instance the reproducer of a\n"
-    "                 violation; without FILE the server's own self-test case\n"
+    "\n"
+    "  --run             run one body through the fast path and the oracle now and compare them;\n"
+    "                    FILE (\"-\" is stdin) is a JSON body, for instance the reproducer of a\n"
+    "                    violation; without FILE the server's own self-test "
+    "case\n" TV_CLI_COMMON_HELP "\n"
     "Exit code 1 when the paths disagree, or when the totals contain a violation.\n";
 
 static int64_t member_int(const struct tv_client_answer *answer,

@@ -6,12 +6,14 @@
 #include "clients/cli/cli.h"
 
 static const char help[] =
-    "usage: treeverify verify FILE [--bytes] [--url URL] [--json]\n"
+    "usage: treeverify verify [OPTIONS] FILE\n"
     "\n"
     "Posts FILE (\"-\" is stdin) to /v1/verify. FILE is the JSON body: \"tokens\" (the prefix),\n"
     "\"tree\" {\"tokens\", \"parents\"}, and optionally \"sampling\" and \"want\".\n"
-    "  --bytes   also print the new tokens as text (models whose token ids are bytes)\n"
-    "  --json    print the server's answer as it came\n";
+    "\n"
+    "  --bytes           also print the new tokens as text (models whose token ids are "
+    "bytes)\n" TV_CLI_COMMON_HELP "\n"
+    "--json prints the server's answer as it came.\n";
 
 static int print_answer(const struct tv_client_answer *answer, int bytes)
 {

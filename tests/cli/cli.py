@@ -4,9 +4,11 @@ usage: cli.py TREEVERIFY TREEVERIFYD MODEL_DIR STORE TEXT
 TV_TEST_SCALE below 1 takes fewer prompts and leaves the acceptance length out (sanitizer builds).
 """
 
+import contextlib
 import http.server
 import json
 import os
+import pty
 import subprocess
 import sys
 import tempfile
@@ -120,7 +122,15 @@ class Cli(unittest.TestCase):
         self.run_client("generate", "--nodes", "3x", "x", code=64)
         self.run_client("generate", "--seed", "-1", "x", code=64)
         self.run_client("parity", "file-without-run", code=64)
-        for command in ("health", "verify", "generate", "parity"):
+        self.run_client("bench", "extra", code=64)
+        self.run_client("bench", "--drafters", "0", code=64)
+        self.run_client("bench", "--accepted", "64", code=64)
+        self.run_client("bench", "--rtt-ms", "-1", code=64)
+        self.run_client("bench", "--rounds", "100000", code=64)  # no context is so long
+        self.run_client("top", "--interval", "0", code=64)
+        self.run_client("top", "--count", "x", code=64)
+        self.assertRegex(self.run_client("--version")[0], r"^treeverify \d+\.\d+\.\d+\n$")
+        for command in ("health", "verify", "generate", "parity", "bench", "top"):
             text, _ = self.run_client(command, "--help")
             self.assertTrue(text.startswith(f"usage: treeverify {command}"))
         self.assertIn("exit codes:", self.run_client("--help")[0])
@@ -246,6 +256,82 @@ class Cli(unittest.TestCase):
             run = json.loads(got.stdout)
         self.assertEqual(run["finish"], "length")
         self.assertLessEqual(200 + len(run["tokens"]), 257)
+
+    def test_bench(self):
+        """All rounds of all drafters, right as often as asked for; a round takes no less than the link."""
+        options = ("--drafters", "4", "--rounds", "6", "--nodes", "8", "--accepted", "2", "--rtt-ms", "30")
+        run = json.loads(self.run_client("bench", "--json", *options)[0])
+        self.assertEqual((run["rounds"], run["tokens"], run["accept_len_mean"]), (24, 24 * 3, 3))
+        self.assertEqual(run["retries"], 0)
+        columns = run["percentiles"]
+        self.assertEqual(list(columns), ["round trip", "server", "queue", "model", "rounds in a launch"])
+        for name, values in columns.items():
+            self.assertEqual(values, sorted(values), name)
+        self.assertGreaterEqual(columns["round trip"][0], 30 + columns["server"][0] * 0.5)
+        self.assertTrue(1 <= columns["rounds in a launch"][0] <= columns["rounds in a launch"][3] <= 4)
+        text, error = self.run_client("bench", *options[:4], "--think-ms", "1", "--accepted", "0")
+        self.assertRegex(text, r"(?m)^ +ms +p50 +p90 +p99 +largest\n +round trip ")
+        self.assertIn("24 rounds and 24 tokens in ", text)
+        self.assertEqual(error, "")  # no picture of the progress: this is no terminal
+        client = self.daemon.client()
+        self.assertEqual(client.get("/v1/sessions")["sessions"], [])
+        client.close()
+
+    def test_top(self):
+        """Totals since the start, and between two pictures nothing when nothing happened."""
+        self.generate(b"Ge1:1 In the beginning", "--max-tokens", "20")
+        first = json.loads(self.run_client("top", "--json")[0])
+        self.assertTrue(first["ready"])
+        self.assertGreater(first["tokens_per_s"], 0)
+        self.assertGreaterEqual(first["accept_len_mean"], 1)
+        self.assertEqual(first["sessions"], {"idle": 0, "busy": 0, "held": 0})
+        self.assertEqual(first["parity"]["mode"], "off")
+        low, middle, high = first["stages_ms"]["gpu"]
+        self.assertTrue(0 < low <= middle <= high)
+        lines = self.run_client("top", "--json", "--count", "2", "--interval", "0.2")[0].splitlines()
+        self.assertEqual(len(lines), 2)
+        second = json.loads(lines[1])
+        self.assertEqual((second["rounds_per_s"], second["stages_ms"]["gpu"]), (0, None))
+        self.assertGreater(second["requests_per_s"], 0)
+        text, _ = self.run_client("top")
+        self.assertTrue(text.startswith(f"{self.url}: ready, kjv-mla-8m (deepseek_v3) on cpu\n"), text)
+        self.assertNotIn("\033", text)
+        self.assertIn("\nshadow    off", text)
+        self.run_client("top", url=CLOSED, code=69)
+
+    def test_top_on_a_terminal(self):
+        """Pictures in place until Ctrl-C; the cursor comes back."""
+        process, terminal = pty.fork()
+        if process == 0:
+            os.execv(CLIENT, [CLIENT, "top", "--interval", "0.1", "--url", self.url])
+        seen = b""
+        while seen.count(b"\033[H\033[J") < 3 or not seen.endswith(b"\n"):
+            seen += os.read(terminal, 65536)
+        os.write(terminal, b"\x03")
+        with contextlib.suppress(OSError):  # the other end closes
+            while chunk := os.read(terminal, 65536):
+                seen += chunk
+        os.close(terminal)
+        self.assertEqual(os.waitpid(process, 0)[1], 0)
+        self.assertTrue(seen.startswith(b"\033[?25l\033[H\033[J" + self.url.encode()), seen)
+        self.assertTrue(seen.endswith(b"\033[?25h\r\n"), seen[-80:])
+
+    def test_bench_shows_its_progress_on_a_terminal(self):
+        master, slave = pty.openpty()
+        command = [CLIENT, "bench", "--drafters", "2", "--rounds", "3", "--rtt-ms", "150", "--url", self.url]
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave)
+        os.close(slave)
+        seen = b""
+        with contextlib.suppress(OSError):
+            while chunk := os.read(master, 65536):
+                seen += chunk
+        os.close(master)
+        text = run.communicate(timeout=240)[0]
+        self.assertEqual(run.returncode, 0)
+        self.assertIn(b"6 rounds and 24 tokens", text)
+        self.assertRegex(seen, rb"text 1 \[#*\.*\] \d+ of \d+")
+        self.assertRegex(seen, rb"rounds \[#+\.*\] [1-6] of 6")
+        self.assertTrue(seen.endswith(b"\r\033[K"))
 
     def test_parity(self):
         text, _ = self.run_client("parity", "--run")

@@ -1,7 +1,8 @@
 """Every option of treeverifyd is in the table and in the sample file, as the program itself says it.
 
     options.py TREEVERIFYD SOURCE_ROOT            # compare, then try each by file, variable and command line
-    options.py TREEVERIFYD SOURCE_ROOT --write    # write deploy/config/OPTIONS.md and treeverifyd.conf anew
+    options.py TREEVERIFYD SOURCE_ROOT --write    # write deploy/config/OPTIONS.md and treeverifyd.conf anew, and the
+                                                  # daemon's manual pages and completions (pages.py)
 """
 
 import os
@@ -216,6 +217,8 @@ def main():
         for path, content in wanted.items():
             with open(path, "w", encoding="utf-8") as file:
                 file.write(content)
+        pages = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pages.py")
+        subprocess.run([sys.executable, pages, ROOT, PROGRAM, "--write"], check=True)
         return
     for path, content in wanted.items():
         compare(path, content)
