@@ -8,7 +8,7 @@ tv_packages_build="gcc libc6-dev pkgconf meson ninja-build
     libgnutls28-dev
     curl" # curl: the README's requests by hand
 tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3-yaml python3-httpx python3-venv
-    python3-setuptools python3-wheel openssl
+    python3-setuptools python3-wheel python3-matplotlib openssl
     mypy clang-format-14 binutils mandoc"
 
 # tv_packages_install NAME...: does nothing when all are there.

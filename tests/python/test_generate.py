@@ -6,9 +6,11 @@ import json
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 
 from harness import MODEL, PACKAGE_ENV, QUICK, SCALE, STORE, DaemonTest, FlakyProxy, main, prompts, readme_code, url_of
 
@@ -82,6 +84,38 @@ class GenerateTest(DaemonTest):
         self.assertEqual(page.count("<rect "), len(shares) + len(sizes) + 4 * run["rounds"])
         for word in ("http", "src=", "href="):
             self.assertNotIn(word, page)
+
+    def test_report_as_a_picture(self):
+        """A PNG with drawings of its own, whose metadata has the numbers of the run; without matplotlib it is refused."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "out.png")
+            options = ("--store", STORE, "--max-tokens", "20", "--report", path)
+            if importlib.util.find_spec("matplotlib") is None:
+                _, error = self.run_command("generate", *options, "x", code=73)
+                self.assertIn("treeverify[png]", error)
+                self.assertFalse(os.path.exists(path))
+                self.skipTest("matplotlib is not installed")
+            run = self.json(b"Ge1:1 In the beginning God", *options)
+            with open(path, "rb") as file:
+                data = file.read()
+            self.run_command("generate", "--report", os.path.join(folder, "no", "x.png"), "--max-tokens", "2", "x", code=73)
+        self.assertEqual(data[:8], b"\x89PNG\r\n\x1a\n")
+        chunks, at = {}, 8
+        while at < len(data):
+            length, name = struct.unpack(">I4s", data[at : at + 8])
+            body = data[at + 8 : at + 8 + length]
+            self.assertEqual(struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0], zlib.crc32(name + body))
+            chunks.setdefault(name, []).append(body)
+            at += 12 + length
+        width, height, depth, color = struct.unpack(">IIBB", chunks[b"IHDR"][0][:10])
+        self.assertEqual((width, height, depth, color), (800, 900, 8, 6))
+        pixels = zlib.decompress(b"".join(chunks[b"IDAT"]))
+        self.assertEqual(len(pixels), height * (1 + 4 * width))
+        self.assertGreater(len(set(pixels)), 50)
+        texts = dict(body.split(b"\0", 1) for body in chunks[b"tEXt"])
+        numbers = json.loads(texts[b"treeverify"])
+        self.assertEqual(numbers["summary"], {k: v for k, v in run.items() if k not in ("text", "tokens", "own")})
+        self.assertEqual(len(numbers["stages_us"]), run["rounds"])
 
     def test_figures(self):
         timing = tv.Timing(10, 20, 35, 1)

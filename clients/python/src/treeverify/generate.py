@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=between(0, (1 << 64) - 1), help="the same seed gives the same text")
     add("--stop", type=between(0, 2**31 - 1), action="append", default=[], metavar="ID", help="end at this token")
     add("--color", choices=("auto", "always", "never"), default="auto")
-    add("--report", metavar="FILE", help="write a page with acceptance and times of every round (HTML)")
+    add("--report", metavar="FILE", help="write acceptance and times of every round: a page (.html), or a picture (.png, needs matplotlib)")
     add_common(parser)
 
 
@@ -175,6 +175,8 @@ def _rounds(session: Session, drafter: Drafter | None, options: argparse.Namespa
 
 
 def _generate(options: argparse.Namespace) -> int:
+    if options.report and report.is_png(options.report) and not report.can_png():
+        raise Failure(NO_OUTPUT, "no-output", "a .png needs matplotlib: pip install 'treeverify[png]'")
     data = _prompt(options.prompt)
     color = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
     live = options.live == "auto" and sys.stderr.isatty() and not options.json
@@ -222,7 +224,10 @@ def _report(
     summary = _summary(tally, session, client, tokenizer)
     if options.report:
         try:
-            Path(options.report).write_text(report.page(summary, tally.kept), encoding="utf-8")
+            if report.is_png(options.report):
+                report.png(options.report, summary, tally.kept)
+            else:
+                Path(options.report).write_text(report.page(summary, tally.kept), encoding="utf-8")
         except OSError as error:
             raise Failure(NO_OUTPUT, "no-output", str(error)) from error
     if options.json:

@@ -1,11 +1,12 @@
-"""The page that `generate --report` writes: one HTML file with its own drawings (SVG) and its numbers as JSON.
+"""What `generate --report` writes: one HTML file with its own drawings (SVG) and its numbers as JSON, or a PNG.
 
-Needs nothing from the network. Owns the page; counts nothing that is not in the rounds.
+Needs nothing from the network; the PNG needs matplotlib ([png]). Owns the page; counts nothing that is not in the rounds.
 """
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -117,3 +118,44 @@ def page(summary: Mapping[str, Any], rounds: Sequence[Round]) -> str:
         f"<h2>Text</h2><p style='white-space:pre-wrap'>{html.escape(str(summary.get('text', '')))}</p>"
         f"<script type='application/json' id='numbers'>{numbers}</script></html>\n"
     )
+
+
+def is_png(path: str) -> bool:
+    return path.lower().endswith(".png")
+
+
+def can_png() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def png(path: str, summary: Mapping[str, Any], rounds: Sequence[Round]) -> None:
+    """The page's drawings as one picture, its figures in the file's metadata ("treeverify", JSON without the text).
+
+    ImportError without matplotlib; OSError when the file cannot be written. Nobody's display or settings are touched.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    data = figures(rounds)
+    shown = {name: value for name, value in summary.items() if name not in ("text", "tokens", "own")}
+    figure = Figure(figsize=(8, 9), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    depth, sizes, times = figure.subplots(3)
+    shares = data["acceptance_by_depth"]
+    depth.bar(range(1, len(shares) + 1), shares, color="#2e7d32")
+    depth.set(title="Acceptance by depth", xlabel="depth", ylabel="share of rounds", ylim=(0, 1))
+    sizes.scatter(
+        [nodes for nodes, _, _ in data["accepted_by_nodes"]], [mean for _, _, mean in data["accepted_by_nodes"]],
+        s=[12 + 4 * count for _, count, _ in data["accepted_by_nodes"]], color="#1565c0",
+    )
+    sizes.set(title="Accepted drafts by size of the tree", xlabel="drafts in the tree", ylabel="accepted drafts", ylim=(0, None))
+    floor = [0.0] * len(data["stages_us"])
+    for at, (name, color) in enumerate(_STAGES):
+        heights = [stage[at] / 1e3 for stage in data["stages_us"]]
+        times.bar(range(1, len(heights) + 1), heights, bottom=floor, width=0.9, color=color, label=name)
+        floor = [below + height for below, height in zip(floor, heights)]
+    times.set(title="Time of each round", xlabel="round", ylabel="ms")
+    times.legend(loc="upper right")
+    words = f"{shown.get('rounds')} rounds, acceptance length {shown.get('accept_len_mean')}, {shown.get('tokens_per_s')} tokens/s"
+    figure.suptitle(f"treeverify generate: {words}")
+    canvas.print_png(path, metadata={"treeverify": json.dumps({"summary": shown, **data})})
