@@ -2,10 +2,12 @@
  * test_verify_attn.c - runs .kdtr bundles through a backend's attention and judges the result.
  *
  *   test_verify_attn FILE... [--flash] [--backend cpu|cuda|ref] [--splits N] [--threads N]
+ * [--unfilled]
  *
  * Without --flash the naive slot runs (phase 0), with it the fast one (phase 1). One line per
  * bundle; exit 1 when any bundle fails, 77 when there is no such device. The bounds are those of
- * the numerics contract, kernels/README.md.
+ * the numerics contract, kernels/README.md. Outputs and workspace are poisoned before every run;
+ * --unfilled leaves them as they were allocated, for a tool that knows what was never written.
  */
 #include <errno.h>
 #include <math.h>
@@ -24,6 +26,7 @@ struct options {
     int32_t splits;
     const char *backend;
     int32_t threads;
+    int unfilled;
 };
 
 struct figures {
@@ -38,7 +41,8 @@ struct problem {
     struct tv_verify_attn args;
     void *buffers[BUFFERS_MAX];
     int32_t buffer_count;
-    int failed; /* an allocation or upload */
+    int failed;   /* an allocation or upload */
+    int unfilled; /* buffers without contents stay as they were allocated */
 };
 
 static void *put(struct problem *p, const void *host, size_t bytes)
@@ -49,7 +53,9 @@ static void *put(struct problem *p, const void *host, size_t bytes)
         return NULL;
     }
     p->buffers[p->buffer_count++] = device;
-    int rc = host ? p->k->upload(p->k, device, host, bytes) : p->k->fill(p->k, device, 0xff, bytes);
+    int rc = host          ? p->k->upload(p->k, device, host, bytes)
+             : p->unfilled ? 0
+                           : p->k->fill(p->k, device, 0xff, bytes);
     p->failed |= rc != 0;
     return device;
 }
@@ -114,8 +120,8 @@ static int run(struct problem *p, const struct kdtr *b, int flash, float **ret_o
     if (p->failed) {
         return -ENOMEM;
     }
-    int rc = p->k->fill(p->k, a->out, 0xff, out_bytes);
-    if (rc == 0) {
+    int rc = p->unfilled ? 0 : p->k->fill(p->k, a->out, 0xff, out_bytes);
+    if (rc == 0 && !p->unfilled) {
         rc = p->k->fill(p->k, a->lse, 0xff, lse_bytes);
     }
     if (rc == 0) {
@@ -229,7 +235,7 @@ static int run_bundle(struct tv_kernels *k, const struct options *o, const char 
 {
     const char *phase = o->flash ? "flash" : "naive";
     struct kdtr b;
-    struct problem p = {.k = k};
+    struct problem p = {.k = k, .unfilled = o->unfilled};
     char reason[KDTR_REASON_MAX];
     float *out = NULL, *lse = NULL;
     double rounded = INFINITY;
@@ -270,7 +276,7 @@ out:
 static int usage(void)
 {
     fprintf(stderr, "usage: test_verify_attn FILE... [--flash] [--backend cpu|cuda|ref] "
-                    "[--splits N] [--threads N]\n");
+                    "[--splits N] [--threads N] [--unfilled]\n");
     return 64;
 }
 
@@ -282,6 +288,8 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--flash") == 0) {
             o.flash = 1;
+        } else if (strcmp(argv[i], "--unfilled") == 0) {
+            o.unfilled = 1;
         } else if (strncmp(argv[i], "--", 2) != 0) {
             argv[files++] = argv[i]; /* files move to the front, over what was read */
         } else if (i + 1 == argc) {
