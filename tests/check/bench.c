@@ -7,6 +7,12 @@
 #include <time.h>
 
 #include "tests/check/attn.h"
+#include "tests/check/bench.h"
+#ifdef TV_CHECK_DEVICE
+#include "tests/check/device.h"
+#endif
+
+enum { DEVICE_CALLS = 10, DEVICE_REPLAYS = 30 };
 
 static double now(void)
 {
@@ -15,32 +21,103 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-typedef int bench_fn(struct check *c, const void *arg);
-
-/* Best of several repetitions, each long enough for the clock. */
-static void measure(struct check *c, const char *name, double flop, double bytes, bench_fn *fn,
-                    const void *arg)
+static double host_seconds(struct check *c, const char *name, bench_fn *fn, const void *arg)
 {
-    double best = 1e30;
+    double best = INFINITY;
     for (int repeat = 0; repeat < 5; repeat++) {
         int runs = 0;
         double start = now(), elapsed;
         do {
-            /* A device's launches overlap; one after the other would show how long a launch is. */
-            for (int i = 0; i < (c->k->host_memory ? 1 : 50); i++) {
-                if (!check_ok(c, fn(c, arg), name)) {
-                    return;
-                }
-                runs++;
+            if (!check_ok(c, fn(c, arg), name)) {
+                return -1.0;
             }
+            runs++;
             (void)c->k->sync(c->k);
             elapsed = now() - start;
         } while (elapsed < 0.02);
         best = fmin(best, elapsed / runs);
     }
-    printf("%-44s %10.1f us %8.1f GFLOP/s %8.1f GB/s\n", name, best * 1e6, flop / best * 1e-9,
-           bytes / best * 1e-9);
-    (void)fflush(stdout);
+    return best;
+}
+
+#ifdef TV_CHECK_DEVICE
+/* One launch, as the timer of graphs wants it. */
+struct call {
+    struct check *c;
+    bench_fn *fn;
+    const void *arg;
+};
+
+static int launch(void *what)
+{
+    const struct call *call = what;
+    return call->fn(call->c, call->arg);
+}
+
+static double device_seconds(const struct bench *b, const char *name, bench_fn *fn, const void *arg)
+{
+    struct call call = {.c = b->c, .fn = fn, .arg = arg};
+    double seconds = -1.0;
+    (void)check_ok(b->c, b->c->k->sync(b->c->k), "sync");
+    (void)check_ok(
+        b->c, device_time(b->stream, launch, &call, DEVICE_CALLS, DEVICE_REPLAYS, &seconds), name);
+    return seconds;
+}
+
+/* Everything from here on runs on a stream of ours, since the default one cannot be captured. */
+static int device_begin(struct bench *b)
+{
+    struct device_ceilings ceilings;
+    if (device_stream_create(&b->stream) != 0 ||
+        device_measure_ceilings(b->stream, &ceilings) != 0) {
+        check_fail(b->c, "no stream, or no measure of the device");
+        return 0;
+    }
+    b->ceiling_flops = ceilings.flops;
+    b->ceiling_bytes = ceilings.bytes;
+    b->c->k->stream = b->stream;
+    printf("ceilings: %.0f TFLOP/s of mma.sync, %.2f TB/s copied\n", ceilings.flops * 1e-12,
+           ceilings.bytes * 1e-12);
+    return 1;
+}
+
+static void device_end(struct bench *b)
+{
+    (void)b->c->k->sync(b->c->k);
+    b->c->k->stream = NULL;
+    device_stream_destroy(b->stream);
+}
+#endif
+
+double bench_seconds(const struct bench *b, const char *name, bench_fn *fn, const void *arg)
+{
+#ifdef TV_CHECK_DEVICE
+    if (b->stream) {
+        return device_seconds(b, name, fn, arg);
+    }
+#endif
+    return host_seconds(b->c, name, fn, arg);
+}
+
+void bench_row(const struct bench *b, const char *name, double seconds, double flop, double bytes)
+{
+    printf("%-44s %10.1f us %8.3f TFLOP/s %8.1f GB/s", name, seconds * 1e6, flop / seconds * 1e-12,
+           bytes / seconds * 1e-9);
+    if (b->ceiling_flops > 0.0) {
+        printf("  %4.1f %% of mma %5.1f %% of copy", 100.0 * flop / seconds / b->ceiling_flops,
+               100.0 * bytes / seconds / b->ceiling_bytes);
+    }
+}
+
+static void measure(const struct bench *b, const char *name, double flop, double bytes,
+                    bench_fn *fn, const void *arg)
+{
+    double seconds = bench_seconds(b, name, fn, arg);
+    if (seconds > 0.0) {
+        bench_row(b, name, seconds, flop, bytes);
+        printf("\n");
+        (void)fflush(stdout);
+    }
 }
 
 static int run_linear(struct check *c, const void *arg)
@@ -48,8 +125,10 @@ static int run_linear(struct check *c, const void *arg)
     return c->k->linear(c->k, arg);
 }
 
-static void bench_linear(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t n, int32_t k)
+static void bench_linear(const struct bench *b, enum tv_dtype dtype, int32_t rows, int32_t n,
+                         int32_t k)
 {
+    struct check *c = b->c;
     struct tv_linear a = {.rows = rows, .n = n, .k = k, .groups = 1, .w_dtype = dtype};
     char name[64];
     float *w = check_normals(c, (int64_t)n * k, 1.0f);
@@ -65,7 +144,7 @@ static void bench_linear(struct check *c, enum tv_dtype dtype, int32_t rows, int
                    : dtype == TV_BF16 ? "bf16"
                                       : "f16",
                    rows, n, k);
-    measure(c, name, 2.0 * rows * n * k, (double)w_bytes, run_linear, &a);
+    measure(b, name, 2.0 * rows * n * k, (double)w_bytes, run_linear, &a);
     check_release(c);
 }
 
@@ -74,9 +153,10 @@ static int run_attn(struct check *c, const void *arg)
     return c->k->verify_attn(c->k, arg);
 }
 
-static void bench_attn(struct check *c, enum tv_dtype dtype, int32_t heads, int32_t nodes,
+static void bench_attn(const struct bench *b, enum tv_dtype dtype, int32_t heads, int32_t nodes,
                        int32_t prefix)
 {
+    struct check *c = b->c;
     struct attn_problem p = attn_make(c, 1, &prefix, &nodes, heads, ATTN_RANDOM, dtype);
     int32_t pages = (prefix + nodes + 63) / 64, tokens = prefix + nodes;
     int32_t *table = check_host(c, (size_t)pages * sizeof *table);
@@ -108,7 +188,7 @@ static void bench_attn(struct check *c, enum tv_dtype dtype, int32_t heads, int3
     a.workspace = check_poisoned(c, a.workspace_bytes);
     (void)snprintf(name, sizeof name, "verify_attn %s heads %d nodes %d prefix %d",
                    dtype == TV_F32 ? "f32" : "bf16", heads, nodes, prefix);
-    measure(c, name, 2176.0 * (double)rows * tokens, (double)kv_bytes, run_attn, &a);
+    measure(b, name, 2176.0 * (double)rows * tokens, (double)kv_bytes, run_attn, &a);
     check_release(c);
 }
 
@@ -117,8 +197,9 @@ static int run_prefill(struct check *c, const void *arg)
     return c->k->prefill_attn(c->k, arg);
 }
 
-static void bench_prefill(struct check *c, int32_t rows, int32_t heads)
+static void bench_prefill(const struct bench *b, int32_t rows, int32_t heads)
 {
+    struct check *c = b->c;
     struct tv_prefill_attn a = {.rows = rows, .heads = heads, .nope_dim = 64, .rope_dim = 64};
     int32_t pages = (rows + 63) / 64;
     int32_t *table = check_host(c, (size_t)pages * sizeof *table);
@@ -146,7 +227,7 @@ static void bench_prefill(struct check *c, int32_t rows, int32_t heads)
     (void)snprintf(name, sizeof name, "prefill_attn f32 heads %d rows %d", heads, rows);
     double expand = 2.0 * rows * heads * 128 * TV_MLA_LATENT;
     double attend = (double)rows * rows * heads * (128 + 64);
-    measure(c, name, expand + attend, (double)kv_count * 4, run_prefill, &a);
+    measure(b, name, expand + attend, (double)kv_count * 4, run_prefill, &a);
     check_release(c);
 }
 
@@ -155,8 +236,9 @@ static int run_draw(struct check *c, const void *arg)
     return c->k->draw(c->k, arg);
 }
 
-static void bench_draw(struct check *c, int32_t vocab, float top_p)
+static void bench_draw(const struct bench *b, int32_t vocab, float top_p)
 {
+    struct check *c = b->c;
     struct tv_sampling sampling = {.temperature = 1.0f, .top_p = top_p, .seed = 5};
     int32_t position = 812;
     struct tv_draw_args a = {.rows = 1, .vocab = vocab};
@@ -169,7 +251,7 @@ static void bench_draw(struct check *c, int32_t vocab, float top_p)
     a.workspace_bytes = c->k->draw_workspace(c->k, &a);
     a.workspace = check_poisoned(c, a.workspace_bytes);
     (void)snprintf(name, sizeof name, "draw vocab %d top_p %g", vocab, (double)top_p);
-    measure(c, name, 0.0, (double)vocab * 4, run_draw, &a);
+    measure(b, name, 0.0, (double)vocab * 4, run_draw, &a);
     check_release(c);
 }
 
@@ -178,8 +260,9 @@ static int run_synthesize(struct check *c, const void *arg)
     return c->k->synthesize(c->k, arg);
 }
 
-static void bench_synthesize(struct check *c, int32_t rows, int32_t cols)
+static void bench_synthesize(const struct bench *b, int32_t rows, int32_t cols)
 {
+    struct check *c = b->c;
     size_t bytes = (size_t)rows * (size_t)cols * sizeof(uint16_t);
     struct tv_synthesize a = {.groups = 1,
                               .rows = rows,
@@ -190,31 +273,51 @@ static void bench_synthesize(struct check *c, int32_t rows, int32_t cols)
                               .to = check_poisoned(c, bytes)};
     char name[64];
     (void)snprintf(name, sizeof name, "synthesize bf16 %d x %d", rows, cols);
-    measure(c, name, 0.0, (double)bytes, run_synthesize, &a);
+    measure(b, name, 0.0, (double)bytes, run_synthesize, &a);
     check_release(c);
 }
 
-void check_bench(struct check *c)
+static void bench_all(const struct bench *b)
 {
+    const struct tv_kernels *k = b->c->k;
     static const int32_t rows[] = {1, 4, 8, 32, 64, 256};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && c->k->linear; i++) {
-        bench_linear(c, TV_BF16, rows[i], 1024, 256);
-        bench_linear(c, TV_F32, rows[i], 1024, 256);
-        bench_linear(c, TV_BF16, rows[i], 2048, 2048);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && k->linear; i++) {
+        bench_linear(b, TV_BF16, rows[i], 1024, 256);
+        bench_linear(b, TV_F32, rows[i], 1024, 256);
+        bench_linear(b, TV_BF16, rows[i], 2048, 2048);
     }
-    for (size_t i = 0; i < 4 && c->k->verify_attn; i++) {
-        bench_attn(c, TV_F32, 8, rows[i], 300);
-        bench_attn(c, TV_BF16, 8, rows[i], 300);
-        bench_attn(c, TV_F32, 16, rows[i], 4096);
+    for (size_t i = 0; i < 4 && k->verify_attn; i++) {
+        bench_attn(b, TV_F32, 8, rows[i], 300);
+        bench_attn(b, TV_BF16, 8, rows[i], 300);
+        bench_attn(b, TV_F32, 16, rows[i], 4096);
     }
-    if (c->k->prefill_attn) {
-        bench_prefill(c, 64, 8);
-        bench_prefill(c, 512, 8);
+    if (k->prefill_attn) {
+        bench_prefill(b, 64, 8);
+        bench_prefill(b, 512, 8);
     }
-    if (c->k->draw) {
-        bench_draw(c, 260, 1.0f);
-        bench_draw(c, 129280, 1.0f);
-        bench_draw(c, 129280, 0.9f);
+    if (k->draw) {
+        bench_draw(b, 260, 1.0f);
+        bench_draw(b, 129280, 1.0f);
+        bench_draw(b, 129280, 0.9f);
     }
-    bench_synthesize(c, 512, 2048);
+    bench_synthesize(b, 512, 2048);
+}
+
+void check_bench(struct check *c, const char *peers)
+{
+    struct bench b = {.c = c, .peers = peers};
+#ifdef TV_CHECK_DEVICE
+    if (!c->k->host_memory && !device_begin(&b)) {
+        return;
+    }
+#endif
+    bench_all(&b);
+    if (b.stream) {
+        bench_attn_points(&b);
+    }
+#ifdef TV_CHECK_DEVICE
+    if (b.stream) {
+        device_end(&b);
+    }
+#endif
 }

@@ -2,10 +2,11 @@
  * checkkern.c - every slot of an operation table against the reference.
  *
  *   checkkern [--backend cpu|ref|cuda] [--threads N] [--mask HEX] [--seed N] [--only PART]
- *             [--scale N] [--bench]
+ *             [--scale N] [--bench] [--peers FOLDER]
  *
  * Prints one line per part with its worst margin (error / bound) and exits 1 on any failure. --mask
- * lists the processor features that may be used (kernels/cpu_features.h). --bench measures instead.
+ * lists the processor features that may be used (kernels/cpu_features.h). --bench measures instead,
+ * on a device also at the points of the measurement plan, beside the peers in FOLDER (peer.h).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,19 +22,20 @@ struct part {
 static const struct part parts[] = {
     {"dense", check_dense},     {"experts", check_experts}, {"verify", check_verify},
     {"prefill", check_prefill}, {"draw", check_draw},       {"synthesize", check_synthesize},
+    {"record", check_record},
 };
 
 static int usage(void)
 {
     fprintf(stderr, "usage: checkkern [--backend cpu|ref|cuda] [--threads N] [--mask HEX] "
-                    "[--seed N] [--only PART] [--scale N] [--bench]\n");
+                    "[--seed N] [--only PART] [--scale N] [--bench] [--peers FOLDER]\n");
     return 64;
 }
 
 int main(int argc, char **argv)
 {
     const char *backend = "cpu";
-    const char *only = NULL;
+    const char *only = NULL, *peers = NULL;
     int bench = 0;
     struct tv_kernels_options options = {.threads = 2, .cpu_flags_mask = ~(uint64_t)0};
     struct check c = {.seed = 1, .scale = 1};
@@ -58,6 +60,8 @@ int main(int argc, char **argv)
             c.scale = atoi(argv[i]);
         } else if (strcmp(option, "--only") == 0) {
             only = argv[i];
+        } else if (strcmp(option, "--peers") == 0) {
+            peers = argv[i];
         } else {
             return usage();
         }
@@ -88,7 +92,7 @@ int main(int argc, char **argv)
         (void)fflush(stdout);
     }
     if (bench) {
-        check_bench(&c);
+        check_bench(&c, peers);
     }
     if (c.other) {
         c.other->destroy(c.other);

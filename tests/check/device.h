@@ -1,0 +1,36 @@
+/*
+ * device.h - what checkkern --bench needs of a CUDA device beside the operation table: a stream
+ * that can be captured, the time of a launch inside a graph, and what the device can do at most.
+ *
+ * Only in builds with the CUDA library (TV_CHECK_DEVICE). Plain C; handles are those of the
+ * runtime.
+ */
+#ifndef TV_TESTS_CHECK_DEVICE_H
+#define TV_TESTS_CHECK_DEVICE_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rates that nothing computed on this device exceeds, measured. */
+struct device_ceilings {
+    double flops; /* bf16 mma.sync with f32 sums from registers alone, FLOP/s */
+    double bytes; /* a copy inside device memory, bytes read and written, per second */
+};
+
+/* A launch on the stream that it was prepared for: 0 or a negative errno. */
+typedef int device_launch(void *what);
+
+/* All return 0 or -EIO. The stream is the caller's to destroy. */
+int device_stream_create(void **ret_stream);
+void device_stream_destroy(void *stream);
+int device_measure_ceilings(void *stream, struct device_ceilings *ret_ceilings);
+/* Median over replays of a graph of `calls` launches behind each other, divided by their number. */
+int device_time(void *stream, device_launch *launch, void *what, int calls, int replays,
+                double *ret_seconds);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
