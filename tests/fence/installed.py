@@ -46,6 +46,8 @@ EXPECTED_CUDA = {
     "LIB/libtreeverify-cuda.so.0": "link",
     "LIB/libtreeverify-cuda.so.0.1.0": "library",
     "LIB/pkgconfig/treeverify-cuda.pc": "text",
+    "share/treeverify/examples/example_torch.py": "script",
+    "share/treeverify/examples/tvcuda.py": "text",
 }
 USES_CUDA = "#include <cuda/cuda.h>\nint main(void)\n{\n    return tv_cuda_abi() == 0;\n}\n"
 

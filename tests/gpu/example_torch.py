@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tree-verify attention from another engine: libtreeverify-cuda through ctypes, on torch tensors.
 
-usage: example_torch.py LIBRARY
+usage: example_torch.py [LIBRARY]    (default: the installed one, found as any shared library is)
 
 Two requests share a pool of pages; the first has 70 cached tokens and a tree of four nodes
 (0 -> 1 -> 2 and 0 -> 3), the second starts from nothing with a chain of two. Checks the result
@@ -19,7 +19,7 @@ from tvcuda import Kernels
 
 
 def main():
-    kernels = Kernels(sys.argv[1])
+    kernels = Kernels(sys.argv[1] if len(sys.argv) > 1 else "libtreeverify-cuda.so.0")
     heads, scale = 16, 192 ** -0.5
     torch.manual_seed(1)
     device = dict(device="cuda", dtype=torch.int32)
