@@ -1,5 +1,6 @@
 """Checks libtreeverify-cuda against float64 on random shapes, and the properties that do not show
-in one result: bit-identity over batch, replay and page order, poisoned memory, huge pools.
+in one result: bit-identity over batch, replay and page order, poisoned memory, huge pools, and what
+the C ABI promises its caller.
 
 Exit status: 0 when all passed, 1 otherwise, 77 without a device.
 """
@@ -114,11 +115,11 @@ def properties(kernels, dtype):
     other = kernels.verify_attn(case.q, moved, table.contiguous(), *case.tensors()[3:],
                                 **case.options())
     same(kernels, f"{name} page order shuffled", other, want)
-    halves = case.kv.view(-1, 32, 576)
-    table = torch.stack((case.table * 2, case.table * 2 + 1), -1).view(4, -1)
-    table = torch.where(table >= 0, table, -1).contiguous()
-    other = kernels.verify_attn(case.q, halves, table, *case.tensors()[3:], **case.options())
-    same(kernels, f"{name} page size 64 and 32", other, want)
+    chain = run(Case(16, case.prefixes, case.nodes, kind="chain", seed=7, dtype=dtype))
+    for page in (16, 32, 128):
+        # the same values: a chain takes nothing from the generator that scatters the pages
+        other = run(Case(16, case.prefixes, case.nodes, kind="chain", seed=7, dtype=dtype, page_size=page))
+        same(kernels, f"{name} page size 64 and {page}", other, chain)
     # bf16 results are the f32 results rounded once
     rounded = run(case, out_dtype=torch.bfloat16)
     same(kernels, f"{name} bf16 output", (rounded[0],), (want[0].bfloat16(),))
@@ -129,10 +130,59 @@ def properties(kernels, dtype):
                                         (short[1][pad] == -float('inf')).all()))
 
 
+def head_counts(kernels, dtype):
+    """Every number of heads, with f64's result; the worst of them in one line."""
+    worst, worst_lse, bound = (0.0, 0), (0.0, 0), FLASH[dtype]
+    for heads in range(1, 129):
+        case = Case(heads, [70, 3], [3, 2], seed=heads, dtype=dtype, page_size=16)
+        rel, _, lse_abs = errors(*kernels.verify_attn(*case.tensors(), **case.options()), *case.reference())
+        worst, worst_lse = max(worst, (rel, heads)), max(worst_lse, (lse_abs, heads))
+    report(f"flash 1 to 128 heads {str(dtype)[6:]}", worst[0] <= bound["rel_l2"] and worst_lse[0] <= bound["lse"],
+           f"rel_l2={worst[0]:.2e} at {worst[1]} lse_abs={worst_lse[0]:.2e} at {worst_lse[1]}")
+
+
+def c_abi(library, dtype):
+    """No allocation, no waiting, and a launch may be captured: on a stream of the caller's."""
+    name = str(dtype)[6:]
+    stream = torch.cuda.Stream()
+    case = Case(16, [3000, 5], [17, 4], seed=5, dtype=dtype)
+    want = Kernels(library).verify_attn(*case.tensors(), **case.options())
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        kernels = Kernels(library, stream)
+        a = kernels.arguments(*case.tensors(), **case.options())
+        size = kernels.workspace_bytes(a)
+        out, lse = torch.empty_like(want[0]), torch.empty_like(want[1])
+        workspace = torch.empty(size, device="cuda", dtype=torch.uint8)
+        kernels.launch(a, out, lse, workspace)
+        stream.synchronize()
+        free = torch.cuda.mem_get_info()[0]
+        torch.cuda._sleep(1 << 28)  # clocks: a tenth of a second
+        for _ in range(20):
+            kernels.launch(a, out, lse, workspace)
+        report(f"{name} launches return while the stream is busy", not stream.query())
+        stream.synchronize()
+        report(f"{name} launches take no device memory", torch.cuda.mem_get_info()[0] == free)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            kernels.launch(a, out, lse, workspace)
+        for tensor in (out, lse):
+            tensor.fill_(float("nan"))
+        workspace.fill_(0xff)
+        graph.replay()
+        stream.synchronize()
+        same(kernels, f"{name} captured, and replayed over poison", (out, lse), want)
+        try:
+            kernels.launch(a, out, lse, workspace[:-1])
+            report(f"{name} a small workspace is refused", False)
+        except RuntimeError as reason:
+            report(f"{name} a small workspace is refused", True, str(reason))
+
+
 def big(kernels):
     for dtype in (torch.bfloat16, torch.float32):
         # 2^31 elements are 58,255 pages of 64 rows: the session sits above them
-        case = Case(8, [2000], [17], dtype=dtype, seed=3, spare_pages=60000, fill_nan=False)
+        case = Case(8, [2000], [17], dtype=dtype, seed=3, spare_pages=60000)
         report("pool beyond 2^31 elements", case.kv.numel() > 2 ** 31, str(case.kv.numel()))
         compare(kernels, f"huge pool {str(dtype)[6:]}", case)
         del case
@@ -160,6 +210,9 @@ def main():
         matrix(kernels, 10)
         properties(kernels, torch.bfloat16)
         properties(kernels, torch.float32)
+        for dtype in FLASH:
+            head_counts(kernels, dtype)
+            c_abi(args.library, dtype)
         big(kernels)
     torch.cuda.synchronize()
     print(f"# {len(failures)} failed")

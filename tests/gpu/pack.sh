@@ -36,7 +36,15 @@ for program in daemon/treeverifyd clients/cli/treeverify tests/check/checkkern t
         while read -r library; do cp -L -- "$library" "$out/lib/"; done
 done
 if [ -e "$build/kernels/cuda/libtreeverify-cuda.so" ]; then
-    cp -L -- "$build/kernels/cuda/libtreeverify-cuda.so" "$out/kernels/cuda/libtreeverify-cuda.so"
+    # as it is installed, with header, pkg-config file and example; the daemon loads the same object
+    DESTDIR=$out/stage meson install -C "$build" --quiet
+    prefix=$(find "$out/stage" -name cuda.h | sed 's,/include/.*,,')
+    library=$(cd "$prefix" && find . -type f -name 'libtreeverify-cuda.so*')
+    strip -- "$prefix/$library"
+    mkdir "$out/usr"
+    (cd "$prefix" && cp -r --parents -- include/treeverify share/treeverify/examples "$(dirname "$library")" "$out/usr")
+    rm -r "$out/stage"
+    ln -s "../../usr/$library" "$out/kernels/cuda/libtreeverify-cuda.so"
 fi
 for package in jsonschema attr attrs pyrsistent _pyrsistent_version.py; do
     [ ! -e "$python/$package" ] || cp -r -- "$python/$package" "$out/python/"

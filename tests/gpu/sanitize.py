@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Verify attention over reference bundles under compute-sanitizer: every tool, both forms, every bundle.
+
+usage: sanitize.py TEST_VERIFY_ATTN BUNDLE_FOLDER [--tools memcheck,racecheck,...] [--forms naive,flash]
+                   [--only TEXT] [--jobs N] [--seconds N] [--log FOLDER] [--libraries FOLDER]
+
+One process for each tool, form and bundle, `--jobs` at a time, the dearest first; a line for each: PASS, FAIL or SKIP
+(not started within the seconds), its time and the tool's own count of errors. TREEVERIFY_CUDA_LIB names the library.
+Exit status: 0 when every one passed, 1 when one failed or was left out.
+"""
+
+import argparse
+import concurrent.futures
+import glob
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) ")
+
+
+def cost(job):
+    """What orders the queue: work of the bundle, from its name, and how much the tool slows it."""
+    tool, form, path = job
+    heads, prefix, budget = map(int, re.search(r"_h(\d+)_p(\d+)_b(\d+)", path).groups())
+    slow = {"memcheck": 1, "racecheck": 4, "initcheck": 1, "synccheck": 1}[tool]
+    return (heads * (prefix + budget) * budget + 1e5) * slow
+
+
+def run(job, args, end):
+    tool, form, path = job
+    name = f"{tool} {form} {os.path.basename(path)}"
+    left = end - time.monotonic()
+    if left < 1:
+        return f"SKIP {name}: no time left", False
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", args.program, path, "--backend", "cuda"]
+    if form == "flash":
+        command.append("--flash")
+    if tool == "initcheck":
+        command.append("--unfilled")  # poison would count as written
+    env = dict(os.environ, LD_LIBRARY_PATH=args.libraries) if args.libraries else None
+    began = time.monotonic()
+    # a group of its own: the tool and the program below it end together
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          start_new_session=True, env=env) as process:
+        try:
+            text = process.communicate(timeout=left)[0]
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            text, code = process.communicate()[0], "no end"
+    seconds = time.monotonic() - began
+    if args.log:
+        with open(os.path.join(args.log, name.replace(" ", "_") + ".log"), "w", encoding="utf-8") as log:
+            log.write(text)
+    found = SUMMARY.search(text)
+    ok = code == 0 and found is not None and found.group(1) == "0"
+    return f"{'PASS' if ok else 'FAIL'} {name} {seconds:.1f} s: {found.group(0) if found else code}", ok
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("bundles")
+    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--forms", default="naive,flash")
+    parser.add_argument("--only", default="", help="only bundles whose name matches this expression")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=1e6)
+    parser.add_argument("--libraries", help="folder of the program's shared libraries")
+    parser.add_argument("--log", help="folder for what the tools printed")
+    args = parser.parse_args()
+    if args.log:
+        os.makedirs(args.log, exist_ok=True)
+    paths = [p for p in sorted(glob.glob(os.path.join(args.bundles, "*.kdtr"))) if re.search(args.only, p)]
+    jobs = [(tool, form, path) for tool in args.tools.split(",") for form in args.forms.split(",") for path in paths]
+    jobs.sort(key=cost, reverse=True)
+    end = time.monotonic() + args.seconds
+    passed = 0
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        running = [pool.submit(run, job, args, end) for job in jobs]
+        for future in concurrent.futures.as_completed(running):
+            text, ok = future.result()
+            passed += ok
+            print(text, flush=True)
+    print(f"{passed} of {len(jobs)} without errors")
+    return 0 if jobs and passed == len(jobs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
