@@ -66,7 +66,12 @@ step() {
     case $code in
     0) say "PASS $name $((SECONDS - began)) s: $(tail -n 1 "$out/$name.log" | cut -c1-150)" ;;
     124 | 137) say "FAIL $name: over $limit s" && failed=1 ;;
-    *) say "FAIL $name ($code) $((SECONDS - began)) s: $(grep -a FAIL "$out/$name.log" | tail -n 1 | cut -c1-150)" && failed=1 ;;
+    *)
+        local why
+        why=$(grep -a FAIL "$out/$name.log" | tail -n 1)
+        say "FAIL $name ($code) $((SECONDS - began)) s: $(echo "${why:-$(tail -n 1 "$out/$name.log")}" | cut -c1-150)"
+        failed=1
+        ;;
     esac
 }
 
