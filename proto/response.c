@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -202,7 +203,7 @@ static void write_stats(struct tv_buf *buf, const struct tv_round *round)
     tv_write_raw(buf, ",\"depth\":");
     tv_write_int(buf, round->stat_depth);
     tv_write_raw(buf, ",\"accept_len_mean\":");
-    tv_write_real32(buf, (float)round->accept_len_mean);
+    tv_write_real(buf, (double)llround(round->accept_len_mean * 1e3) / 1e3);
     tv_write_raw(buf, "},\"timing_us\":{\"queue\":");
     tv_write_int(buf, round->queue_us);
     tv_write_raw(buf, ",\"gpu\":");

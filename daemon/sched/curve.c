@@ -1,7 +1,9 @@
 /*
  * curve.c - what a verify of n nodes costs here: running medians per power of two, measured.
  */
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "sched/job.h"
 
@@ -39,4 +41,36 @@ int32_t tv_sched_curve_read(const struct curve_point *points, int64_t (*ret_pair
         }
     }
     return pairs;
+}
+
+/* How far the line between its neighbours is from point i, as a share of it. */
+static double off_line(const int64_t (*pairs)[2], int32_t i)
+{
+    double before_n = (double)pairs[i - 1][0], before_us = (double)pairs[i - 1][1];
+    double share = ((double)pairs[i][0] - before_n) / ((double)pairs[i + 1][0] - before_n);
+    double line_us = before_us + share * ((double)pairs[i + 1][1] - before_us);
+    double us = fmax((double)pairs[i][1], 1.0);
+    return fabs(line_us - us) / us;
+}
+
+int32_t tv_sched_curve_thin(int64_t (*pairs)[2], int32_t count, int32_t nodes, int32_t nodes_max)
+{
+    while (count > 1 && pairs[count - 2][0] >= nodes_max) {
+        count--; /* launches of several trees: no tree is that large */
+    }
+    while (count > TV_SCHED_HINT_POINTS) {
+        int32_t least = 0;
+        double least_off = INFINITY;
+        for (int32_t i = 1; i < count - 1; i++) {
+            int is_own = pairs[i - 1][0] < nodes && pairs[i][0] >= nodes;
+            double off = is_own ? INFINITY : off_line((const int64_t(*)[2])pairs, i);
+            if (least == 0 || off < least_off) {
+                least = i;
+                least_off = off;
+            }
+        }
+        memmove(pairs[least], pairs[least + 1], (size_t)(count - 1 - least) * sizeof pairs[0]);
+        count--;
+    }
+    return count;
 }

@@ -276,6 +276,10 @@ static void hint_make(const struct tv_sched *sched, struct job *job)
     hint->max_useful_nodes =
         tv_sched_hint_nodes(&job->drafts, hint->verify_us, hint->verify_us_count,
                             sched->limits.tree.nodes_max, sched->limits.tree.depth_max);
+    hint->verify_us_count = job->round.accepted_count > TV_SCHED_HINT_ACCEPTED
+                                ? 0
+                                : tv_sched_curve_thin(curve, hint->verify_us_count, job->nodes,
+                                                      sched->limits.tree.nodes_max);
     job->round.hint = hint;
 }
 

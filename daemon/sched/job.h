@@ -30,6 +30,9 @@
 /* Answers beside inline blocks: a decode of 1,024 tokens, a list of every session, a tail. */
 #define TV_SCHED_REPLY_BYTES  (8u << 20)
 #define TV_SCHED_CURVE_POINTS 11 /* 1, 2, 4 .. 1024 nodes */
+/* Of these, in a round's answer, which is to stay within 1.5 KB; none beside longer paths. */
+#define TV_SCHED_HINT_POINTS   4
+#define TV_SCHED_HINT_ACCEPTED 32
 
 enum job_stage {
     JOB_QUEUED,
@@ -428,5 +431,8 @@ void tv_sched_count_idle(struct tv_sched *sched, int64_t now_us);
 /* curve.c: measured cost by tree size; with the lock. */
 void tv_sched_curve_add(struct curve_point *points, int32_t nodes, int64_t us);
 int32_t tv_sched_curve_read(const struct curve_point *points, int64_t (*ret_pairs)[2]);
+/* Of the pairs read, those that say most of trees up to nodes_max: the ends, that of a tree of so
+ * many nodes, and the one farthest from the lines between them. How many are left. */
+int32_t tv_sched_curve_thin(int64_t (*pairs)[2], int32_t count, int32_t nodes, int32_t nodes_max);
 
 #endif

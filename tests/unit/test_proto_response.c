@@ -411,6 +411,66 @@ static void test_parity(void **state)
     tv_buf_finish(&buf);
 }
 
+/* 64 nodes, up to every draft accepted, ids of a vocabulary of 129,280 as they come, and long
+ * numbers: an answer is within 1.5 KB, and the request for it within 1 KB. */
+static void test_body_sizes(void **state)
+{
+    static const int64_t curve[4][2] = {{1, 20100}, {32, 25300}, {64, 28400}, {256, 61700}};
+    static const int32_t accepted[] = {64, 32, 10};
+    struct tv_hint hint = {.max_useful_nodes = 128, .queue_depth = 1, .verify_us = curve};
+    int32_t nodes[64], tokens[65];
+    uint64_t random = 20261130;
+    size_t largest = 0, asked = 0;
+
+    (void)state;
+    for (int32_t turn = 0; turn < 200; turn++) {
+        for (int32_t i = 0; i < 65; i++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            tokens[i] = (int32_t)((random >> 33) % 129280);
+            nodes[i < 64 ? i : 63] = i < 64 ? i : 63;
+        }
+        struct tv_round round = {.kind = TV_CALL_VERIFY,
+                                 .seq = 842,
+                                 .accepted_count = accepted[turn % 3],
+                                 .accepted_nodes = nodes,
+                                 .accepted_tokens = tokens,
+                                 .pending = tokens[64],
+                                 .new_count = accepted[turn % 3],
+                                 .new_tokens = tokens + 1,
+                                 .committed_len = 131072,
+                                 .next_seq = 843,
+                                 .has_margin = 1,
+                                 .margin_min = 0.200911522f,
+                                 .stat_nodes = 64,
+                                 .stat_depth = 63,
+                                 .accept_len_mean = 63.123456,
+                                 .queue_us = 180,
+                                 .gpu_us = 28400,
+                                 .total_us = 28900,
+                                 .batch = 16,
+                                 .hint = &hint,
+                                 .lease_expires_unix_ms = 1764486000000};
+        struct tv_buf buf = start(), body = start();
+        hint.verify_us_count = round.accepted_count > 32 ? 0 : 4; /* as sched/ makes it */
+        tv_encode_round(&buf, &round, 0);
+        assert_int_equal(buf.failed, 0);
+        largest = buf.bytes > largest ? buf.bytes : largest;
+        tv_buf_printf(&body, "{\"seq\":842,\"epoch\":\"17a4c09e5b2d8f61\",\"expected_len\":131072,"
+                             "\"tree\":{\"tokens\":");
+        tv_write_ints(&body, tokens, 64);
+        tv_write_raw(&body, ",\"parents\":");
+        nodes[0] = -1;
+        tv_write_ints(&body, nodes, 64); /* as long as those of any tree */
+        tv_write_raw(&body, "}}");
+        asked = body.bytes > asked ? body.bytes : asked;
+        tv_buf_finish(&buf);
+        tv_buf_finish(&body);
+    }
+    print_message("answers of at most %zu bytes, requests of %zu\n", largest, asked);
+    assert_true(largest <= 1536);
+    assert_true(asked <= 1024);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -419,7 +479,7 @@ int main(void)
         cmocka_unit_test(test_bf16),       cmocka_unit_test(test_base64_lengths),
         cmocka_unit_test(test_buffer_cap), cmocka_unit_test(test_mark_replayed),
         cmocka_unit_test(test_problems),   cmocka_unit_test(test_problem_with_state),
-        cmocka_unit_test(test_parity),
+        cmocka_unit_test(test_parity),     cmocka_unit_test(test_body_sizes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

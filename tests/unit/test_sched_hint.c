@@ -186,6 +186,53 @@ static void answers_carry_the_planted_curve(void **state)
     call_free(call);
 }
 
+/* Of many sizes an answer names four: the ends that a tree can have, its own, and the knee; beside
+ * a long path none. /v1/model has them all. */
+static void answers_say_what_matters(void **state)
+{
+    static const int64_t costs[][2] = {{1, 1000},  {2, 1010},  {4, 1020},   {8, 1040},
+                                       {16, 1080}, {32, 1160}, {64, 30000}, {512, 90000}};
+    struct fixture *fixture = *state;
+    struct client client;
+    for (size_t i = 0; i < sizeof costs / sizeof costs[0]; i++) {
+        plant(fixture, (int32_t)costs[i][0], costs[i][1]);
+    }
+    client_open(fixture, &client, 5, "");
+    struct tv_call *call = call_wait(call_chain(fixture, &client, 7));
+    assert_reply(call, 200);
+    assert_true(reply_mentions(call, "\"verify_us\":[[1,1000],[8,1040],[32,1160],[64,30000]]"));
+    call_free(call);
+    client_advance(fixture, &client, 7);
+    call = call_wait(call_chain(fixture, &client, 33));
+    assert_reply(call, 200);
+    assert_true(reply_mentions(call, "\"verify_us\":[]"));
+    assert_true(reply_int(call, "hint/max_useful_nodes") > 0);
+    call_free(call);
+    call = ask(fixture, TV_CALL_MODEL, "", NULL);
+    assert_true(reply_mentions(call, "[8,1040],[16,1080],[32,1160],[64,30000],[512,90000]]"));
+    call_free(call);
+}
+
+/* The line is drawn between what is left: points that lie on it say nothing, the farthest one
+ * stays.
+ */
+static void a_curve_is_thinned(void **state)
+{
+    int64_t straight[][2] = {{1, 10}, {2, 20}, {4, 40}, {8, 80}, {16, 160}, {32, 320}, {64, 640}};
+    int64_t bent[][2] = {{1, 10}, {2, 500}, {4, 500}, {8, 500}, {16, 500}, {32, 510}, {64, 520}};
+    int64_t few[][2] = {{1, 10}, {16, 20}, {256, 30}};
+    (void)state;
+    assert_int_equal(tv_sched_curve_thin(straight, 7, 16, 64), 4);
+    assert_true(straight[0][0] == 1 && straight[3][0] == 64);
+    assert_true(straight[1][0] == 16 || straight[2][0] == 16); /* the tree's own */
+    assert_int_equal(tv_sched_curve_thin(bent, 7, 64, 64), 4);
+    assert_true(bent[0][0] == 1 && bent[1][0] == 2 && bent[3][0] == 64);
+    assert_int_equal(tv_sched_curve_thin(few, 3, 1, 10), 2); /* 16 covers trees of 10 */
+    assert_int_equal(few[1][0], 16);
+    assert_int_equal(tv_sched_curve_thin(few, 0, 1, 10), 0);
+    assert_int_equal(tv_sched_curve_thin(few, 1, 1, 10), 1);
+}
+
 static int increasing(const void *left, const void *right)
 {
     int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
@@ -229,6 +276,8 @@ int main(void)
         cmocka_unit_test(a_far_drafter_gets_larger_trees),
         cmocka_unit_test(a_cost_that_falls_is_noise),
         cmocka_unit_test(walks_are_counted_by_depth),
+        cmocka_unit_test(a_curve_is_thinned),
+        cmocka_unit_test_setup_teardown(answers_say_what_matters, fixture_setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(answers_carry_the_planted_curve, fixture_setup,
                                         fixture_teardown),
         cmocka_unit_test_setup_teardown(the_curve_agrees_with_the_rounds, fixture_setup,
