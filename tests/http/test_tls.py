@@ -313,11 +313,15 @@ class TlsTest(unittest.TestCase):
             self.assertEqual(done.returncode, 78, (cert, done.stderr))
 
     def test_slow_handshakes(self):
-        """Who begins no handshake, or one byte by byte, is cut in time; meanwhile others are served."""
+        """Who begins no handshake, or sends it byte by byte, or ends no headers behind it, is cut in time and without
+        an answer; meanwhile others are served."""
         hello = self.client_hello()
         with self.daemon() as daemon:
             self.serial_of(daemon)
             socks = [daemon.plain() for _ in range(sized(40, 500, 8))]
+            for _ in range(4):
+                socks.append(daemon.connect())
+                socks[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
             for sock in socks:
                 sock.setblocking(False)
             begin, sent, left = time.monotonic(), 0, dict(enumerate(socks))
@@ -327,13 +331,13 @@ class TlsTest(unittest.TestCase):
                 select.select([], [], [], 0.2)
                 for i, sock in list(left.items()):
                     try:
-                        if i % 2 and sent < len(hello):
+                        if i % 2 and sent < len(hello) and not isinstance(sock, ssl.SSLSocket):
                             sock.send(hello[sent:sent + 1])
-                        if sock.recv(100) == b"":
-                            del left[i]
-                    except BlockingIOError:
+                        self.assertEqual(sock.recv(100), b"")
+                        del left[i]
+                    except (BlockingIOError, ssl.SSLWantReadError):
                         pass
-                    except (ConnectionResetError, BrokenPipeError):
+                    except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError):
                         del left[i]
                 sent += 1
                 self.serial_of(daemon, admin=True)
@@ -368,6 +372,59 @@ class TlsTest(unittest.TestCase):
                 sock.close()
             wait_until(lambda: daemon.fds() <= before, 60, "no descriptor more")
             self.serial_of(daemon)
+
+    def test_keys_change_within_a_connection(self):
+        """TLS 1.3: a client may ask for new keys and goes on. TLS 1.2: another handshake ends the connection."""
+        with self.daemon() as daemon:
+            for version, order, goes_on in (("-tls1_3", "K\n", True), ("-tls1_2", "R\n", False)):
+                command = ["openssl", "s_client", version, "-connect", f"127.0.0.1:{daemon.port}", "-CAfile", self.authority.ca]
+                pipe = subprocess.PIPE
+                client = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+                said = ""
+                while "\n---\n" not in said or "Verify return code: 0" not in said:
+                    line = client.stdout.readline()
+                    self.assertNotEqual(line, "", said)
+                    said += line
+                client.stdin.write(order)
+                client.stdin.flush()
+                while "KEYUPDATE" not in said and "RENEGOTIATING" not in said:
+                    line = client.stdout.readline()
+                    self.assertNotEqual(line, "", said)
+                    said += line
+                try:
+                    client.stdin.write("GET /healthz HTTP/1.1\nHost: x\nConnection: close\n\n".replace("\n", "\r\n"))
+                    client.stdin.flush()
+                except BrokenPipeError:
+                    self.assertFalse(goes_on)
+                rest = client.stdout.read()  # to the end: the other side closes
+                client.wait(timeout=60)
+                client.stdout.close()
+                try:
+                    client.stdin.close()
+                except BrokenPipeError:
+                    pass
+                self.assertEqual('{"status":"ok"}' in rest, goes_on, said + rest)
+            self.serial_of(daemon)
+
+    def test_connections_of_one_address(self):
+        """Above the limit a connection is closed before a handshake costs anything; probes have a listener of their own."""
+        with self.daemon("--connections-per-address", "4") as daemon:
+            held = [daemon.connect() for _ in range(4)]
+            for _ in range(3):
+                with self.assertRaises(OSError):  # of ssl or of the socket
+                    daemon.connect().close()
+            self.serial_of(daemon, admin=True)
+            for sock in held:
+                sock.close()
+
+            def admitted():
+                try:
+                    daemon.connect().close()
+                except OSError:
+                    return False
+                return True
+
+            wait_until(admitted, 60, "room again")
 
     def test_refused_before_the_body(self):
         """The early answer goes out as TLS, whatever of the body is still coming."""
