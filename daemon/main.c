@@ -38,7 +38,7 @@
 #define LOST_FINISH_MS     2500 /* and refusals are waited for at most so long */
 
 /* Written by the signal handler, which may run on any thread. */
-static volatile sig_atomic_t loading = 1;
+static atomic_int loading = 1;    /* relaxed: a signal that comes meanwhile finds either */
 static atomic_int stop_signals;   /* relaxed: the event descriptor orders it */
 static atomic_int reload_signals; /* the same */
 static int stop_event = -1;
@@ -60,7 +60,7 @@ struct service {
 static void on_stop(int signal_number)
 {
     (void)signal_number; /* SIGTERM and SIGINT mean the same */
-    if (loading) {
+    if (atomic_load_explicit(&loading, memory_order_relaxed)) {
         _exit(TV_EXIT_DRAINED); /* nothing is served yet, so nothing can be lost */
     }
     const uint64_t one = 1;
@@ -469,7 +469,7 @@ int main(int argc, char **argv)
     }
     code = service_start(&service);
     if (code == TV_EXIT_DRAINED) {
-        loading = 0;
+        atomic_store_explicit(&loading, 0, memory_order_relaxed);
         announce(&service);
         serve(&service);
         if (tv_sched_is_lost(service.sched)) {
