@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Bumped when a struct below or the table changes; a loader refuses another number. */
-#define TV_KERNELS_ABI 5
+#define TV_KERNELS_ABI 6
 
 /*
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
@@ -336,6 +336,20 @@ struct tv_kernels {
     int (*device)(const struct tv_kernels *k, struct tv_device *ret_device);
     int (*device_memory)(const struct tv_kernels *k, size_t *ret_free, size_t *ret_total);
     uint64_t (*allocations)(const struct tv_kernels *k);
+
+    /* Copy `rows` rows of row_bytes inside device memory, which do not overlap; strides in bytes,
+     * all of it in order on the stream, like any operation. */
+    int (*copy)(struct tv_kernels *k, void *to, size_t to_stride, const void *from,
+                size_t from_stride, size_t row_bytes, int32_t rows);
+
+    /* NULL, all three, where memory is the host's. timer: the device's time when it gets there,
+     * end 0: the first of two moments, 1: the second, which never wait. timer_read: microseconds
+     * between them, once all that was issued before the second has been waited for.
+     * side: a second table of the same device, for another thread, on a stream of its own that
+     * recordings of this one take precedence over. The caller destroys it, before this one. */
+    int (*timer)(struct tv_kernels *k, int end);
+    int (*timer_read)(struct tv_kernels *k, double *ret_us);
+    int (*side)(struct tv_kernels *k, struct tv_kernels **ret_side);
 
     void (*destroy)(struct tv_kernels *k);
 };

@@ -122,9 +122,7 @@ static void backend_destroy(struct tv_kernels *k)
 {
     if (k != NULL) {
         struct tv_cuda *cuda = k->impl;
-        if (cuda->record_stream != NULL) {
-            (void)tv_cuda_errno(cudaStreamDestroy(cuda->record_stream)); /* nobody is told */
-        }
+        tv_cuda_stream_finish(cuda);
         free(cuda);
         free(k);
     }
@@ -189,6 +187,10 @@ static void operations_fill(struct tv_kernels *k)
     k->record_end = tv_cuda_record_end;
     k->replay = tv_cuda_replay;
     k->recording_free = tv_cuda_recording_free;
+    k->copy = tv_cuda_copy;
+    k->timer = tv_cuda_timer;
+    k->timer_read = tv_cuda_timer_read;
+    k->side = tv_cuda_side;
 }
 
 uint32_t tv_cuda_abi(void)

@@ -29,6 +29,8 @@ struct tv_cuda {
     uint64_t allocations;       /* read by any thread, written by the one that owns the device */
     cudaStream_t record_stream; /* made by the first recording */
     int recording;              /* 1 between record_begin and record_end */
+    cudaStream_t own_stream;    /* a side table's; else NULL */
+    cudaEvent_t moments[2];     /* of the timer; made by its first use */
 };
 
 /* Device memory was taken; kernels.h, allocations. */

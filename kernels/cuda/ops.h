@@ -45,6 +45,13 @@ int tv_cuda_record_begin(struct tv_kernels *k);
 int tv_cuda_record_end(struct tv_kernels *k, void **ret_recording);
 int tv_cuda_replay(struct tv_kernels *k, void *recording);
 void tv_cuda_recording_free(struct tv_kernels *k, void *recording);
+int tv_cuda_copy(struct tv_kernels *k, void *to, size_t to_stride, const void *from,
+                 size_t from_stride, size_t row_bytes, int32_t rows);
+int tv_cuda_timer(struct tv_kernels *k, int end);
+int tv_cuda_timer_read(struct tv_kernels *k, double *ret_us);
+int tv_cuda_side(struct tv_kernels *k, struct tv_kernels **ret_side);
+/* stream.c: what a table holds of streams and moments. */
+void tv_cuda_stream_finish(struct tv_cuda *cuda);
 
 #ifdef __cplusplus
 }

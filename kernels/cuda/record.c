@@ -2,7 +2,8 @@
  * record.c - recordings: operations captured into a CUDA graph and replayed as one launch.
  *
  * Captures on a stream of its own, since the caller's may be the default stream, which cannot be
- * captured. A recording holds device memory from its end to its release; a replay takes none.
+ * captured; its kernels have the highest priority. A recording holds device memory from its end to
+ * its release; a replay takes none.
  */
 #include "ops.h"
 
@@ -13,7 +14,10 @@ int tv_cuda_record_begin(struct tv_kernels *k)
         return -EINVAL;
     }
     if (cuda->record_stream == NULL) {
-        TV_CUDA_CHECK(cudaStreamCreateWithFlags(&cuda->record_stream, cudaStreamNonBlocking));
+        int lowest = 0, highest = 0;
+        TV_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+        TV_CUDA_CHECK(
+            cudaStreamCreateWithPriority(&cuda->record_stream, cudaStreamNonBlocking, highest));
     }
     TV_CUDA_CHECK(cudaStreamBeginCapture(cuda->record_stream, cudaStreamCaptureModeThreadLocal));
     cuda->recording = 1;

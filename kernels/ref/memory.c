@@ -3,6 +3,7 @@
  */
 #include "ref.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 void *tv_ref_alloc(struct tv_kernels *k, size_t bytes)
@@ -52,5 +53,19 @@ int tv_ref_fill_bytes(struct tv_kernels *k, void *device, int byte, size_t bytes
 int tv_ref_sync(struct tv_kernels *k)
 {
     (void)k;
+    return 0;
+}
+
+int tv_ref_copy(struct tv_kernels *k, void *to, size_t to_stride, const void *from,
+                size_t from_stride, size_t row_bytes, int32_t rows)
+{
+    (void)k;
+    if (rows < 0 || to_stride < row_bytes || from_stride < row_bytes) {
+        return -EINVAL;
+    }
+    for (int32_t r = 0; row_bytes > 0 && r < rows; r++) {
+        memcpy((char *)to + (size_t)r * to_stride, (const char *)from + (size_t)r * from_stride,
+               row_bytes);
+    }
     return 0;
 }

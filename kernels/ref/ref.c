@@ -46,5 +46,6 @@ void tv_ref_fill(struct tv_kernels *k)
     k->draw_workspace = tv_ref_draw_workspace;
     k->topk = tv_ref_topk;
     k->synthesize = tv_ref_synthesize;
+    k->copy = tv_ref_copy;
     k->destroy = destroy;
 }

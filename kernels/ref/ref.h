@@ -44,6 +44,8 @@ int tv_ref_kv_move(struct tv_kernels *k, void *kv_pages, size_t row_bytes, int64
 int tv_ref_draw(struct tv_kernels *k, const struct tv_draw_args *args);
 size_t tv_ref_draw_workspace(const struct tv_kernels *k, const struct tv_draw_args *args);
 int tv_ref_topk(struct tv_kernels *k, const struct tv_topk *args);
+int tv_ref_copy(struct tv_kernels *k, void *to, size_t to_stride, const void *from,
+                size_t from_stride, size_t row_bytes, int32_t rows);
 int tv_ref_synthesize(struct tv_kernels *k, const struct tv_synthesize *args);
 
 /* Parts that serve one row each; arguments were checked by the caller. */

@@ -42,7 +42,8 @@ SLOTS = ["alloc", "free", "upload", "download", "fill", "sync", "embed", "rmsnor
          "verify_attn_naive", "verify_attn_naive_workspace", "prefill_attn",
          "prefill_attn_workspace", "kv_move", "draw", "draw_workspace", "topk",
          "record_begin", "record_end", "replay", "recording_free", "progress",
-         "synthesize", "device", "device_memory", "allocations", "destroy"]
+         "synthesize", "device", "device_memory", "allocations", "copy", "timer",
+         "timer_read", "side", "destroy"]
 
 
 class Table(ctypes.Structure):
