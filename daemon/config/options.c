@@ -479,8 +479,7 @@ static const struct tv_option table[] = {
     INT("max_depth", max_depth, 1, TV_ENGINE_NODES_MAX, "depth of one tree"),
     {"taps", "L1,L2,...|none",
      "layers at whose entry the residual stream can be asked for (want.hidden); the number of "
-     "layers "
-     "is the end of the last one; cpu alone",
+     "layers is the end of the last one",
      parse_taps, print_taps, AT(taps), 0, 0},
     {"taps_projection", "FILE",
      "safetensors file whose fc.weight [n, taps x hidden] projects the rows of all taps (a "

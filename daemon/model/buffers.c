@@ -135,6 +135,22 @@ static int aside_take(struct tv_model *model)
     return err == 0 ? stage_take(model, &aside->stage) : err;
 }
 
+/* Where rows at the taps come to, when they are asked for. */
+static int taps_host_take(struct tv_model *model)
+{
+    size_t width = (size_t)model->options.tap_count * (size_t)model->config.hidden, count = 0;
+    width = larger(width, (size_t)model->projection.rows);
+    if (model->kernels->host_memory || width == 0) {
+        return 0;
+    }
+    if (tv_size_mul((size_t)model->options.rows_max, width, &count) != 0) {
+        return -ENOMEM;
+    }
+    model->taps_host_width = width;
+    model->taps_host = calloc(count, sizeof *model->taps_host);
+    return model->taps_host == NULL ? -ENOMEM : 0;
+}
+
 int tv_model_buffers_take(struct tv_model *model)
 {
     const struct tv_model_config *config = &model->config;
@@ -163,6 +179,9 @@ int tv_model_buffers_take(struct tv_model *model)
     b->taps =
         array_take(model, (int64_t)model->options.tap_count * config->hidden, sizeof(float), &err);
     model->projected = array_take(model, model->projection.rows, sizeof(float), &err);
+    if (err == 0) {
+        err = taps_host_take(model);
+    }
     if (err == 0) {
         b->workspace_bytes = workspace_need(model);
         b->workspace = tv_model_alloc(model, b->workspace_bytes);

@@ -27,7 +27,9 @@ int tv_forward_upload(struct tv_model *model);
 /* Embed the tokens into x. */
 int tv_forward_embed(struct tv_forward *pass);
 /* taps.c: before layer `layer`, or behind the last one: keep x when it is a tap and wanted. */
-void tv_forward_tap(const struct tv_forward *pass, int32_t layer);
+int tv_forward_tap(const struct tv_forward *pass, int32_t layer);
+/* 1: a pass that begins now keeps its rows at the taps. */
+int tv_forward_taps(const struct tv_model *model);
 /* Layer norm, latent and rotated key into the pages, and for q: q_low and *ret_query, the matrix
  * [heads * (nope + rope), *ret_dim] with its input *ret_input [rows, *ret_dim]. */
 int tv_forward_latent(struct tv_forward *pass, int32_t layer,

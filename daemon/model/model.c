@@ -191,6 +191,7 @@ void tv_model_destroy(struct tv_model *model)
     free(model->extra);
     free(model->buffers.stage.host);
     free(model->aside.stage.host);
+    free(model->taps_host);
     free(model->name);
     free(model);
 }

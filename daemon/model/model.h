@@ -64,7 +64,7 @@ struct tv_model_options {
     int synthetic;
     uint64_t synthetic_seed;
     /* Where the residual stream can be looked at: tap L is what enters layer L, the embedding for
-     * 0; `layers` is what leaves the last one, before the last norm. On host memory alone. */
+     * 0; `layers` is what leaves the last one, before the last norm. */
     int32_t tap_count;
     int32_t taps[TV_MODEL_TAPS_MAX]; /* [tap_count], each once */
     /* safetensors file whose fc.weight [dim, tap_count * hidden] projects them; NULL: none. Not
@@ -143,7 +143,8 @@ struct tv_model_item {
 
 /* One absorbed pass over all trees; writes their KV into the scratch rows. *ret_logits: device
  * [sum of rows, vocab], item after item, the model's own buffer, valid until the next pass.
- * hook may be NULL. -EINVAL: over rows_max / requests_max, a token or position out of range. */
+ * hook may be NULL. -EINVAL: over rows_max / requests_max, a token or position out of range. A
+ * backend's timer starts with the pass. */
 int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
                     const struct tv_model_item *items, int32_t count, tv_model_layer_hook *hook,
                     void *hook_context, const float **ret_logits);
@@ -159,12 +160,12 @@ int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struc
                      const int32_t *tokens, int32_t count, const float **ret_logits);
 /* Passes that begin while this is on keep what the taps see of their rows. Off at first. */
 void tv_model_taps_set(struct tv_model *model, int on);
-/* Of the last such pass: host [rows, tap_count, hidden], valid until the next one. */
-const float *tv_model_taps_rows(const struct tv_model *model);
+/* `rows` rows of the last such pass from `first` on: host [rows, tap_count, hidden], valid until
+ * the next pass, or until these rows are asked for again. -EINVAL: no taps, or no such rows. */
+int tv_model_taps_rows(struct tv_model *model, int32_t first, int32_t rows, const float **ret_rows);
 /* Values of a projected row; 0: there is no projection. */
 int32_t tv_model_taps_project_dim(const struct tv_model *model);
-/* `rows` rows of the last such pass from `first` on, projected: host [rows, dim], valid until the
- * next call. */
+/* `rows` rows of the last such pass from `first` on, projected, likewise: host [rows, dim]. */
 int tv_model_taps_project(struct tv_model *model, int32_t first, int32_t rows,
                           const float **ret_rows);
 /* On host memory a prefill pass calls `between` where it can be interrupted: for a verify pass over

@@ -80,7 +80,9 @@ struct tv_model {
     size_t device_count, device_capacity;
     int taps_on;                       /* passes that begin now keep their rows at the taps */
     struct tv_model_tensor projection; /* [dim, tap_count * hidden]; data NULL: none */
-    float *projected;                  /* [R, dim] */
+    float *projected;                  /* device [R, dim] */
+    float *taps_host;                  /* [R, taps_host_width]; NULL in host memory */
+    size_t taps_host_width;            /* of the wider of both */
     const struct tv_cache *recorded;   /* the cache that the recordings read and write */
     struct tv_model_recording *recordings;
     size_t recording_count, recording_capacity;

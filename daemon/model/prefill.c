@@ -155,8 +155,10 @@ static int layers_run(struct tv_forward *pass, const struct tv_cache_seq *seq,
 {
     int err = tv_forward_embed(pass);
     for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
-        tv_forward_tap(pass, layer);
-        err = queries(pass, layer);
+        err = tv_forward_tap(pass, layer);
+        if (err == 0) {
+            err = queries(pass, layer);
+        }
         if (err == 0) {
             err = attention(pass, layer, seq->len, page_table);
         }
@@ -167,10 +169,7 @@ static int layers_run(struct tv_forward *pass, const struct tv_cache_seq *seq,
             between(pass->model);
         }
     }
-    if (err == 0) {
-        tv_forward_tap(pass, pass->model->config.layers);
-    }
-    return err;
+    return err == 0 ? tv_forward_tap(pass, pass->model->config.layers) : err;
 }
 
 int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struct tv_cache_seq *seq,
@@ -186,7 +185,7 @@ int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struc
         }
     }
     struct tv_forward pass = {
-        .model = model, .cache = cache, .rows = count, .taps = model->taps_on};
+        .model = model, .cache = cache, .rows = count, .taps = tv_forward_taps(model)};
     const int32_t *page_table = NULL;
     step_aside(model);
     int err = stage_fill(&pass, seq, tokens, &page_table);

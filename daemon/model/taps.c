@@ -1,8 +1,9 @@
 /*
  * taps.c - hidden rows for drafters: what passes keep of the residual stream, and its projection.
  *
- * Owns the check of the taps and the projection's file. Passes that nobody asks keep nothing. Only
- * on host memory, where keeping a row is a copy between two layers.
+ * Owns the check of the taps and the projection's file. In host memory passes that nobody asks keep
+ * nothing. On a device every pass keeps them, a copy a tap, so that recordings serve those that are
+ * asked too; what is asked for comes to the host then.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,10 +28,6 @@ static int taps_check(const struct tv_model *model, struct tv_model_error *ret_e
     const struct tv_model_options *options = &model->options;
     if (options->tap_count < 0 || options->tap_count > TV_MODEL_TAPS_MAX) {
         return -EINVAL;
-    }
-    if (options->tap_count > 0 && !model->kernels->host_memory) {
-        return refused(tv_model_refuse(
-            ret_error, "taps: the backend %s does not hand out hidden rows", model->kernels->name));
     }
     for (int32_t i = 0; i < options->tap_count; i++) {
         int32_t tap = options->taps[i];
@@ -138,22 +135,29 @@ int tv_model_taps_load(struct tv_model *model, const char *projection,
     return refused(err);
 }
 
-void tv_forward_tap(const struct tv_forward *pass, int32_t layer)
+int tv_forward_tap(const struct tv_forward *pass, int32_t layer)
 {
     const struct tv_model *model = pass->model;
     const struct tv_model_options *options = &model->options;
-    size_t hidden = (size_t)model->config.hidden, width = hidden * (size_t)options->tap_count;
+    size_t row = (size_t)model->config.hidden * sizeof(float);
     int32_t tap = 0;
     if (!pass->taps) {
-        return;
+        return 0;
     }
     while (tap < options->tap_count && options->taps[tap] != layer) {
         tap++;
     }
-    for (size_t r = 0; tap < options->tap_count && r < (size_t)pass->rows; r++) {
-        memcpy(model->buffers.taps + r * width + (size_t)tap * hidden,
-               model->buffers.x + r * hidden, hidden * sizeof(float));
+    if (tap == options->tap_count) {
+        return 0;
     }
+    return model->kernels->copy(model->kernels, (char *)model->buffers.taps + (size_t)tap * row,
+                                (size_t)options->tap_count * row, model->buffers.x, row, row,
+                                pass->rows);
+}
+
+int tv_forward_taps(const struct tv_model *model)
+{
+    return model->options.tap_count > 0 && (model->taps_on || !model->kernels->host_memory);
 }
 
 void tv_model_taps_set(struct tv_model *model, int on)
@@ -161,9 +165,35 @@ void tv_model_taps_set(struct tv_model *model, int on)
     model->taps_on = on && model->options.tap_count > 0;
 }
 
-const float *tv_model_taps_rows(const struct tv_model *model)
+/* `rows` rows of a device array from `first` on, of so many values, in host memory; those of other
+ * rows stay where they are. */
+static int rows_fetch(struct tv_model *model, const float *device, int32_t first, int32_t rows,
+                      size_t width, const float **ret_rows)
 {
-    return model->buffers.taps;
+    struct tv_kernels *kernels = model->kernels;
+    const float *from = device + (size_t)first * width;
+    if (kernels->host_memory) {
+        *ret_rows = from;
+        return 0;
+    }
+    float *to = model->taps_host + (size_t)first * model->taps_host_width;
+    int err = kernels->download(kernels, to, from, (size_t)rows * width * sizeof *to);
+    if (err == 0) {
+        err = kernels->sync(kernels);
+    }
+    if (err == 0) {
+        *ret_rows = to;
+    }
+    return err;
+}
+
+int tv_model_taps_rows(struct tv_model *model, int32_t first, int32_t rows, const float **ret_rows)
+{
+    size_t width = (size_t)model->options.tap_count * (size_t)model->config.hidden;
+    if (width == 0 || first < 0 || rows < 1 || rows > model->options.rows_max - first) {
+        return -EINVAL;
+    }
+    return rows_fetch(model, model->buffers.taps, first, rows, width, ret_rows);
 }
 
 int32_t tv_model_taps_project_dim(const struct tv_model *model)
@@ -180,12 +210,9 @@ int tv_model_taps_project(struct tv_model *model, int32_t first, int32_t rows,
     }
     int err = tv_forward_linear(model, rows, matrix,
                                 model->buffers.taps + (size_t)first * (size_t)matrix->cols,
-                                model->projected, 0);
+                                model->projected + (size_t)first * (size_t)matrix->rows, 0);
     if (err == 0) {
-        err = model->kernels->sync(model->kernels);
-    }
-    if (err == 0) {
-        *ret_rows = model->projected;
+        err = rows_fetch(model, model->projected, first, rows, (size_t)matrix->rows, ret_rows);
     }
     return err;
 }

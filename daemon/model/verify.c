@@ -312,8 +312,10 @@ static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_mod
 {
     int err = tv_forward_embed(pass);
     for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
-        tv_forward_tap(pass, layer);
-        err = queries(pass, layer);
+        err = tv_forward_tap(pass, layer);
+        if (err == 0) {
+            err = queries(pass, layer);
+        }
         if (err == 0) {
             err = attention(pass, trees, layer, hook, hook_context);
         }
@@ -324,18 +326,18 @@ static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_mod
             err = tv_forward_rest(pass, layer);
         }
     }
-    if (err != 0) {
-        return err;
+    if (err == 0) {
+        err = tv_forward_tap(pass, pass->model->config.layers);
     }
-    tv_forward_tap(pass, pass->model->config.layers);
-    return tv_forward_head(pass, 0, pass->rows);
+    return err == 0 ? tv_forward_head(pass, 0, pass->rows) : err;
 }
 
 int tv_model_verify_record(struct tv_model *model, struct tv_cache *cache, int32_t rows,
                            int32_t count, void **ret_recording)
 {
     struct tv_kernels *kernels = model->kernels;
-    struct tv_forward pass = {.model = model, .cache = cache, .rows = rows};
+    struct tv_forward pass = {
+        .model = model, .cache = cache, .rows = rows, .taps = tv_forward_taps(model)};
     struct trees trees = {.count = count};
     struct staged staged;
     void *recording = NULL;
@@ -365,7 +367,7 @@ int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
                     void *hook_context, const float **ret_logits)
 {
     struct tv_kernels *kernels = model->kernels;
-    struct tv_forward pass = {.model = model, .cache = cache, .taps = model->taps_on};
+    struct tv_forward pass = {.model = model, .cache = cache, .taps = tv_forward_taps(model)};
     struct trees trees = {.count = count};
     struct staged staged;
     const struct tv_model_recording *recording = NULL;
@@ -373,7 +375,7 @@ int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
     if (err != 0) {
         return err;
     }
-    if (hook == NULL && !pass.taps) {
+    if (hook == NULL) {
         recording = tv_model_recording_find(model, cache, pass.rows, count);
     }
     if (recording != NULL) {
@@ -389,6 +391,9 @@ int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
     stage_rows(&pass, &trees, items, &staged);
     stage_trees(&trees, items, &staged);
     err = tv_forward_upload(model);
+    if (err == 0 && kernels->timer != NULL) {
+        err = kernels->timer(kernels, 0);
+    }
     if (err == 0) {
         err = recording != NULL ? kernels->replay(kernels, recording->handle)
                                 : layers_run(&pass, &trees, hook, hook_context);

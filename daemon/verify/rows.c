@@ -34,6 +34,9 @@ static int draw_launch(struct tv_verify_engine *self, const float *logits, int32
     if (rc == 0) {
         rc = kernels->draw(kernels, &args);
     }
+    if (rc == 0 && kernels->timer != NULL) {
+        rc = kernels->timer(kernels, 1);
+    }
     if (rc == 0) {
         rc = kernels->download(kernels, self->host_draws, self->device_draws,
                                count * sizeof *self->host_draws);
@@ -244,31 +247,24 @@ int64_t tv_engine_hidden_width(const struct tv_verify_engine *self, int project)
                    : (int64_t)tv_model_options(model)->tap_count * tv_model_config(model)->hidden;
 }
 
+/* `rows` hidden rows of the last pass from `first` on. */
+static int hidden_take(struct tv_verify_engine *self, int32_t first, int32_t rows, int project,
+                       const float **ret_rows)
+{
+    struct tv_model *model = self->engine.model;
+    return project ? tv_model_taps_project(model, first, rows, ret_rows)
+                   : tv_model_taps_rows(model, first, rows, ret_rows);
+}
+
 int tv_engine_slice_hidden(struct tv_verify_engine *self, int32_t count,
                            struct tv_slice_hidden *hidden)
 {
-    int32_t first = count - hidden->rows;
     int64_t width = tv_engine_hidden_width(self, hidden->project);
-    int rc = 0;
-    hidden->data = tv_model_taps_rows(self->engine.model) + first * width;
-    if (hidden->project) {
-        rc = tv_model_taps_project(self->engine.model, first, hidden->rows, &hidden->data);
-    }
+    int rc = hidden_take(self, count - hidden->rows, hidden->rows, hidden->project, &hidden->data);
     if (rc == 0 && !tv_engine_all_finite(hidden->data, hidden->rows * width)) {
         rc = -EDOM;
     }
     return rc;
-}
-
-static int hidden_answer(struct tv_verify_engine *self, const struct tv_engine_slot *slot,
-                         int project, struct tv_round_out *out)
-{
-    if (project) {
-        return tv_model_taps_project(self->engine.model, slot->row_start, slot->rows, &out->hidden);
-    }
-    out->hidden =
-        tv_model_taps_rows(self->engine.model) + slot->row_start * tv_engine_hidden_width(self, 0);
-    return 0;
 }
 
 /* -EDOM: a row that the client gets is not finite. */
@@ -345,7 +341,7 @@ int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot 
         rc = logits_answer(self, slot, logits, out);
     }
     if (rc == 0 && in->want_hidden) {
-        rc = hidden_answer(self, slot, in->project, out);
+        rc = hidden_take(self, slot->row_start, slot->rows, in->project, &out->hidden);
     }
     if (rc == 0) {
         rc = check_given(self, in, slot, nodes, result.accepted_count, out);

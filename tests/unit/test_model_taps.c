@@ -54,10 +54,6 @@ static void what_is_refused(void **state)
     refused(&none, "no taps to project");
     fine.projection = "no/such/drafter";
     refused(&fine, "No such file");
-    fine.projection = NULL;
-    kernels->host_memory = 0; /* as on a device: the pass there keeps no rows */
-    refused(&fine, "taps: the backend cpu does not hand out hidden rows");
-    kernels->host_memory = 1;
 }
 
 struct world {
@@ -103,6 +99,13 @@ static void verify(struct world *world, const int32_t *tokens)
     assert_int_equal(tv_model_verify(world->model, world->cache, &item, 1, NULL, NULL, &logits), 0);
 }
 
+static const float *rows_of(struct world *world)
+{
+    const float *rows = NULL;
+    assert_int_equal(tv_model_taps_rows(world->model, 0, ROWS, &rows), 0);
+    return rows;
+}
+
 /* Tap 0 is the embedding, which the pass of a prompt has too; passes that nobody asks keep none. */
 static void what_passes_keep(void **state)
 {
@@ -113,16 +116,16 @@ static void what_passes_keep(void **state)
     world_open(&world);
     tv_model_taps_set(world.model, 1);
     verify(&world, tokens);
-    memcpy(kept, tv_model_taps_rows(world.model), sizeof kept);
+    memcpy(kept, rows_of(&world), sizeof kept);
     assert_memory_equal(kept + 1 * 2 * HIDDEN + HIDDEN, kept + 3 * 2 * HIDDEN + HIDDEN,
                         HIDDEN * sizeof(float)); /* the same token twice */
     assert_memory_not_equal(kept, kept + HIDDEN, HIDDEN * sizeof(float));
     tv_model_taps_set(world.model, 0);
     verify(&world, others);
-    assert_memory_equal(kept, tv_model_taps_rows(world.model), sizeof kept);
+    assert_memory_equal(kept, rows_of(&world), sizeof kept);
     tv_model_taps_set(world.model, 1);
     assert_int_equal(tv_model_prefill(world.model, world.cache, &world.seq, tokens, ROWS, NULL), 0);
-    const float *rows = tv_model_taps_rows(world.model);
+    const float *rows = rows_of(&world);
     for (int r = 0; r < ROWS; r++) {
         assert_memory_equal(rows + r * 2 * HIDDEN + HIDDEN, kept + r * 2 * HIDDEN + HIDDEN,
                             HIDDEN * sizeof(float));
@@ -145,7 +148,7 @@ static void the_projection(void **state)
     assert_int_equal(tv_model_taps_project(world.model, 0, ROWS, &projected), 0);
     memcpy(all, projected, sizeof all);
     for (int32_t r = 0; r < ROWS; r++) {
-        const float *row = tv_model_taps_rows(world.model) + r * 2 * HIDDEN;
+        const float *row = rows_of(&world) + r * 2 * HIDDEN;
         assert_int_equal(tv_model_taps_project(world.model, r, 1, &projected), 0);
         assert_memory_equal(projected, all + r * 3, 3 * sizeof(float));
         for (int n = 0; n < 3; n++) {
@@ -156,8 +159,49 @@ static void the_projection(void **state)
             assert_true(sum - (double)all[r * 3 + n] < 1e-4 && (double)all[r * 3 + n] - sum < 1e-4);
         }
     }
+    const float *first = NULL; /* two trees of one pass */
+    assert_int_equal(tv_model_taps_project(world.model, 0, 2, &first), 0);
+    assert_int_equal(tv_model_taps_project(world.model, 2, 2, &projected), 0);
+    assert_memory_equal(first, all, 2 * 3 * sizeof(float));
+    assert_memory_equal(projected, all + 2 * 3, 2 * 3 * sizeof(float));
     assert_int_equal(tv_model_taps_project(world.model, 5, ROWS, &projected), -EINVAL);
+    assert_int_equal(tv_model_taps_rows(world.model, 5, ROWS, &projected), -EINVAL);
     world_close(&world);
+}
+
+/* A device whose memory is not the host's: the same rows, kept by every pass and copied on demand.
+ */
+static void rows_of_a_device(void **state)
+{
+    static const int32_t tokens[ROWS] = {3, 1, 4, 1};
+    float kept[ROWS * 2 * HIDDEN], all[ROWS * 3];
+    const float *projected = NULL;
+    struct world world;
+    (void)state;
+    for (int apart = 0; apart < 2; apart++) {
+        kernels->host_memory = !apart;
+        world_open(&world);
+        tv_model_taps_set(world.model, !apart);
+        verify(&world, tokens);
+        const float *last = NULL;
+        assert_int_equal(tv_model_taps_project(world.model, 0, ROWS, &projected), 0);
+        assert_int_equal(tv_model_taps_rows(world.model, 3, 1, &last), 0);
+        if (!apart) {
+            memcpy(kept, rows_of(&world), sizeof kept);
+            memcpy(all, projected, sizeof all);
+        }
+        assert_memory_equal(last, kept + 3 * 2 * HIDDEN, 2 * HIDDEN * sizeof(float));
+        assert_memory_equal(projected, all,
+                            3 * 3 * sizeof(float)); /* beside the row asked for then */
+        assert_memory_equal(rows_of(&world), kept, sizeof kept);
+        assert_int_equal(tv_model_prefill(world.model, world.cache, &world.seq, tokens, ROWS, NULL),
+                         0);
+        const float *rows = rows_of(&world);
+        assert_memory_equal(rows + 2 * HIDDEN + HIDDEN, kept + 2 * HIDDEN + HIDDEN,
+                            HIDDEN * sizeof(float));
+        world_close(&world);
+    }
+    kernels->host_memory = 1;
 }
 
 static int setup(void **state)
@@ -188,6 +232,7 @@ int main(void)
         cmocka_unit_test(what_is_refused),
         cmocka_unit_test(what_passes_keep),
         cmocka_unit_test(the_projection),
+        cmocka_unit_test(rows_of_a_device),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
