@@ -17,7 +17,7 @@ python=$(python3 -c 'import jsonschema, os; print(os.path.dirname(os.path.dirnam
 mkdir -p "$out/bin" "$out/lib" "$out/python" "$out/kernels/cuda"
 
 for program in daemon/treeverifyd clients/cli/treeverify tests/check/checkkern tests/kdtr/test_verify_attn \
-    tests/bench/bench_model; do
+    tests/bench/bench_model tests/support/treeverifyd-planted; do
     name=$(basename "$program")
     cp -- "$build/$program" "$out/bin/$name"
     strip -- "$out/bin/$name"

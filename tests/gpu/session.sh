@@ -46,7 +46,7 @@ if [ -d "$binaries/bin" ]; then
     plain=(env "LD_LIBRARY_PATH=$binaries/lib") bare_daemon=$binaries/bin/treeverifyd bare_check=$binaries/bin/checkkern
 fi
 # what the black-box tests read: every daemon of theirs runs on this backend
-export TREEVERIFYD=$daemon TREEVERIFY=$client TV_MODEL_DIR=$big TV_GOLDEN_DIR=$source/tests/golden TV_SANITIZE=none
+export TREEVERIFYD=$daemon TREEVERIFYD_PLANTED=$binaries/tests/support/treeverifyd-planted TREEVERIFY=$client TV_MODEL_DIR=$big TV_GOLDEN_DIR=$source/tests/golden TV_SANITIZE=none
 export TREEVERIFY_BACKEND=$backend TREEVERIFY_PAGES=2048
 
 say() {
@@ -118,6 +118,8 @@ step draft_rules 60 python3 "$source/tests/parity/draft_rules.py" "$daemon" "$bi
 for test in prefix rules model variants synthetic; do
     step "http_$test" 60 python3 "$source/tests/http/test_$test.py"
 done
+step http_hidden 60 env TREEVERIFY_KV_DTYPE=f32 python3 "$source/tests/http/test_hidden.py"
+step http_planted 60 python3 "$source/tests/http/test_planted.py"
 step lossless 60 env TV_TEST_SCALE=0.1 python3 "$source/tests/parity/lossless.py" "$daemon" "$big" "$text" --backend "$backend"
 
 # --- bad accesses, end to end
@@ -136,11 +138,10 @@ bench() {
 }
 if [ "$backend" = cuda ]; then
     unset TREEVERIFY_PAGES
-    bench moonlight "$configs/moonlight-16b-a3b" 1024,4096,8192,32768 60
+    bench moonlight "$configs/moonlight-16b-a3b" 1024,4096,8192,32768,131072,185000 90
     bench v3 "$configs/deepseek-v3-4layers" 1024,8192 40
     bench kimi "$configs/kimi-k2-4layers" 1024,8192 40
     step shapes 60 python3 "$here/check_verify_attn.py" "$TREEVERIFY_CUDA_LIB"
-    bench moonlight_long "$configs/moonlight-16b-a3b" 65536 60
     memcheck f32
     step bench_slots 60 "$check" --backend cuda --bench
     step bench_attn 60 python3 "$here/bench_verify_attn.py" "$TREEVERIFY_CUDA_LIB" --extra --json "$out/bench_attn.json"

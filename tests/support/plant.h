@@ -18,6 +18,9 @@ extern const char *const tv_plant_names[];
  * fault of that name. */
 int tv_plant(struct tv_kernels *kernels, const char *name);
 
+/* planted_round.c: faults of single launches, in any backend. -EINVAL: none of that name. */
+int tv_plant_round(struct tv_kernels *kernels, const char *name);
+
 /* planted_device.c: the host's memory as a device's. */
 void tv_plant_device(struct tv_kernels *kernels);
 

@@ -24,17 +24,22 @@ int __wrap_tv_kernels_create(const char *name, const struct tv_kernels_options *
     int is_device = fault != NULL && strcmp(fault, "device") == 0;
     name = is_device && strcmp(name, "cuda") == 0 ? "cpu" : name; /* the host told as a device */
     int rc = __real_tv_kernels_create(name, options, &kernels);
-    if (rc == 0 && is_device && strcmp(name, "cpu") == 0) {
+    if (rc != 0 || fault == NULL || strcmp(name, "ref") == 0) {
+        *ret_kernels = rc == 0 ? kernels : *ret_kernels;
+        return rc;
+    }
+    if (is_device && strcmp(name, "cpu") == 0) {
         tv_plant_device(kernels);
-    } else if (rc == 0 && fault != NULL && strcmp(name, "cpu") == 0) {
-        rc = tv_planted_in_model(fault) ? 0 : tv_plant(kernels, fault);
-        if (rc != 0) {
-            kernels->destroy(kernels);
-            return rc;
+    } else if (!tv_planted_in_model(fault)) {
+        rc = tv_plant_round(kernels, fault);
+        if (rc == -EINVAL && strcmp(name, "cpu") == 0) { /* these work in host memory alone */
+            rc = tv_plant(kernels, fault);
         }
     }
-    if (rc == 0) {
-        *ret_kernels = kernels;
+    if (rc != 0) {
+        kernels->destroy(kernels);
+        return rc;
     }
-    return rc;
+    *ret_kernels = kernels;
+    return 0;
 }
