@@ -107,14 +107,16 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
                                     : TV_EXIT_CHECKPOINT;
 }
 
-/* What the engine takes on a device behind the pages. */
-static size_t engine_bytes(const struct tv_kernels *kernels, const struct tv_model *model)
+/* What the engine and the kernel oracle take on a device behind the pages. */
+static size_t engine_bytes(const struct tv_config *config, const struct tv_kernels *kernels,
+                           const struct tv_model *model)
 {
     const struct tv_model_config *shape = tv_model_config(model);
     const struct tv_draw_args draws = {.rows = tv_model_options(model)->rows_max,
                                        .vocab = shape->vocab};
     size_t picks = (size_t)draws.rows * (TV_WANT_TOP_K_MAX * 8 + 128);
     return kernels->draw_workspace(kernels, &draws) + picks +
+           tv_shadow_device_bytes(kernels, model, config->kv_dtype, config->page_size) +
            tv_device_memory_graphs(tv_model_record_count(model), shape->layers);
 }
 
@@ -131,7 +133,7 @@ static int64_t pages_default(const struct tv_config *config, const struct tv_ker
     const struct tv_device_room room = {
         .free_bytes = memory->loaded,
         .reserve_bytes = (size_t)config->device_reserve,
-        .graphs_bytes = engine_bytes(kernels, model),
+        .graphs_bytes = engine_bytes(config, kernels, model),
         .page_bytes = row * (size_t)config->page_size * (size_t)shape->layers,
         .page_size = config->page_size,
         .share = config->pages_share,
@@ -168,7 +170,7 @@ static int open_cache(const struct tv_config *config, struct tv_kernels *kernels
                        "the device has room for %lld KV pages, %lld are needed (device_reserve is "
                        "%lld MiB, recorded passes may take %zu); %s",
                        (long long)pages, (long long)least, (long long)config->device_reserve >> 20,
-                       engine_bytes(kernels, model) >> 20, parts);
+                       engine_bytes(config, kernels, model) >> 20, parts);
         return TV_EXIT_NO_MEMORY;
     }
     static const enum tv_cache_prefix prefixes[] = {

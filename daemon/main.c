@@ -233,6 +233,7 @@ static int service_start(struct service *service)
         .queue_bytes_max = SHADOW_QUEUE_BYTES,
         .state_dir = config->state_dir[0] == '\0' ? NULL : config->state_dir,
         .device = service->engine->kernels,
+        .judge_there = 1,
     };
     rc =
         tv_shadow_create(&shadow, service->engine->model, service->engine->cache, &service->shadow);

@@ -67,6 +67,8 @@ struct tv_verify_attn {
                                   number of KV splits per request (tests), 1 .. 64 */
     int32_t round_p_bf16; /* naive only: round probabilities to bf16 before the second product */
     int32_t sum_f32;      /* naive only: f32 sums instead of f64 (for timing) */
+    int32_t blocks_max;   /* naive only: how much of a device it may take at a time, in thread
+                             blocks; 0: any */
     void *out;            /* device [rows, heads, latent] of out_dtype */
     float *lse;           /* device [rows, heads] */
     void *workspace;      /* device, at least the size the table's *_workspace function names */

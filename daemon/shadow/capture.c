@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shadow/round.h"
+#include "shadow/device.h"
 
 void tv_shadow_round_free(struct tv_shadow *shadow, struct tv_shadow_round *round)
 {
@@ -17,6 +17,7 @@ void tv_shadow_round_free(struct tv_shadow *shadow, struct tv_shadow_round *roun
         return;
     }
     tv_shadow_unpin(shadow, round);
+    tv_shadow_device_give_back(shadow, round);
     tv_shadow_pool_give_back(&shadow->pool, round->stores);
     free(round);
 }
@@ -86,9 +87,7 @@ static int layers_take(struct tv_shadow_round *round)
     return 0;
 }
 
-/* What is the same for all layers, the mask, the pins, and the memory. */
-static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
-                      const struct tv_verify_attn *attn)
+void tv_shadow_round_shape(struct tv_shadow_round *round, const struct tv_verify_attn *attn)
 {
     round->nodes = attn->q_len;
     round->heads = attn->heads;
@@ -98,6 +97,13 @@ static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
     round->softmax_scale = attn->softmax_scale;
     round->dtype = attn->dtype;
     round->out_dtype = attn->out_dtype;
+}
+
+/* What is the same for all layers, the mask, the pins, and the memory. */
+static int round_open(struct tv_shadow *shadow, struct tv_shadow_round *round,
+                      const struct tv_verify_attn *attn)
+{
+    tv_shadow_round_shape(round, attn);
     size_t nodes = (size_t)round->nodes;
     round->parents = tv_shadow_round_take(round, nodes * sizeof *round->parents);
     int rc =
@@ -179,12 +185,12 @@ void tv_shadow_capture(struct tv_shadow *shadow, struct tv_shadow_round *round, 
     if (round->failed != 0 || layer < 0 || layer >= round->layer_count) {
         return;
     }
-    int rc = layer == 0 ? round_open(shadow, round, attn) : 0;
-    if (rc == 0 && layer != round->captured) {
-        rc = -EPROTO; /* layers come in order, each once */
-    }
-    if (rc == 0) {
-        rc = layer_fetch(shadow, round, layer, attn);
+    int rc = layer == round->captured ? 0 : -EPROTO; /* they come in order, each once */
+    if (rc == 0 && round->on_device) {
+        rc = tv_shadow_device_layer(shadow, round, layer, attn);
+    } else if (rc == 0) {
+        rc = layer == 0 ? round_open(shadow, round, attn) : 0;
+        rc = rc == 0 ? layer_fetch(shadow, round, layer, attn) : rc;
     }
     if (rc != 0) {
         round->failed = rc;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shadow/round.h"
+#include "shadow/device.h"
 
 /* Rows [start, start + count) of the sequence, of every layer: [layers, count, row]. */
 static int rows_fetch(const struct tv_shadow_round *round, const struct tv_cache_seq *seq,
@@ -43,6 +43,10 @@ void tv_shadow_committed(void *context, const struct tv_cache_seq *seq, const in
     struct tv_shadow_round *round = context;
     size_t row_bytes = tv_shadow_round_row_bytes(round);
     if (round->failed != 0 || round->captured != round->layer_count) {
+        return;
+    }
+    if (round->on_device) {
+        round->failed = tv_shadow_device_committed(round->shadow, round, seq, nodes, count);
         return;
     }
     char *rows = malloc((size_t)round->layer_count * (size_t)count * row_bytes + 1);

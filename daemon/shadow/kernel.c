@@ -117,24 +117,19 @@ static double score_scale(const struct judge *judge, int32_t layer)
     return fmax(1.0, largest / 16.0);
 }
 
-struct difference {
-    struct tv_parity_kernel kernel;
-    double lse_abs;
-};
-
-/* a is judged against b; both [nodes, heads, latent]. */
-static struct difference difference_of(const struct judge *judge, const void *a,
-                                       enum tv_dtype a_dtype, const float *a_lse)
+struct tv_shadow_difference tv_shadow_difference_of(const struct tv_shadow_round *round,
+                                                    const float *out, const float *lse,
+                                                    const void *fast, enum tv_dtype fast_dtype,
+                                                    const float *fast_lse)
 {
-    const struct tv_shadow_round *round = judge->round;
     size_t rows = (size_t)round->nodes * (size_t)round->heads;
     size_t count = rows * (size_t)round->latent_dim;
-    struct difference result = {0};
+    struct tv_shadow_difference result = {0};
     double squares = 0.0, norm = 0.0;
     int finite = 1;
     for (size_t i = 0; i < count; i++) {
-        double reference = (double)judge->out[i];
-        double delta = fabs((double)value_at(a, a_dtype, i) - reference);
+        double reference = (double)out[i];
+        double delta = fabs((double)value_at(fast, fast_dtype, i) - reference);
         finite = finite && isfinite(delta);
         result.kernel.max_abs = fmax(result.kernel.max_abs, delta);
         result.kernel.max_rel = fmax(result.kernel.max_rel, delta / fmax(fabs(reference), 1e-6));
@@ -142,7 +137,7 @@ static struct difference difference_of(const struct judge *judge, const void *a,
         norm += reference * reference;
     }
     for (size_t i = 0; i < rows; i++) {
-        double delta = fabs((double)a_lse[i] - (double)judge->lse[i]);
+        double delta = fabs((double)fast_lse[i] - (double)lse[i]);
         finite = finite && isfinite(delta);
         result.lse_abs = fmax(result.lse_abs, delta);
     }
@@ -152,6 +147,13 @@ static struct difference difference_of(const struct judge *judge, const void *a,
         result.lse_abs = 1e300;
     }
     return result;
+}
+
+static struct tv_shadow_difference difference_of(const struct judge *judge, const void *fast,
+                                                 enum tv_dtype fast_dtype, const float *fast_lse)
+{
+    return tv_shadow_difference_of(judge->round, judge->out, judge->lse, fast, fast_dtype,
+                                   fast_lse);
 }
 
 /* The bf16 row's second condition: no worse than twice naive with bf16 probabilities. */
@@ -172,7 +174,7 @@ static int rounded_within(const struct judge *judge, int32_t layer, double rel_l
         rc = judge->ref->verify_attn_naive(judge->ref, &attn);
     }
     if (rc == 0) {
-        struct difference rounded = difference_of(judge, out, round->out_dtype, lse);
+        struct tv_shadow_difference rounded = difference_of(judge, out, round->out_dtype, lse);
         *ret_within = rel_l2 <= 2.0 * rounded.kernel.rel_l2;
     }
     free(out);
@@ -187,7 +189,7 @@ int tv_shadow_sums_f32(const struct tv_shadow *shadow, enum tv_dtype dtype)
 }
 
 static int layer_within(const struct judge *judge, int32_t layer,
-                        const struct difference *difference, int *ret_within)
+                        const struct tv_shadow_difference *difference, int *ret_within)
 {
     int f32 = tv_shadow_sums_f32(judge->round->shadow, judge->round->dtype);
     double lse_bound = f32 ? TV_SHADOW_LSE_ABS_F32 : TV_SHADOW_LSE_ABS_BF16;
@@ -205,7 +207,7 @@ static int layer_within(const struct judge *judge, int32_t layer,
     return 0;
 }
 
-static void worst_join(struct tv_parity_kernel *worst, const struct tv_parity_kernel *layer)
+void tv_shadow_worst_join(struct tv_parity_kernel *worst, const struct tv_parity_kernel *layer)
 {
     worst->layers++;
     worst->max_abs = fmax(worst->max_abs, layer->max_abs);
@@ -236,11 +238,11 @@ int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_roun
             break;
         }
         const struct tv_shadow_layer_copy *fast = &round->layers[layer];
-        struct difference difference =
+        struct tv_shadow_difference difference =
             difference_of(&judge, fast->out, round->out_dtype, fast->lse);
         int layer_ok = 0;
         rc = layer_within(&judge, layer, &difference, &layer_ok);
-        worst_join(&worst, &difference.kernel);
+        tv_shadow_worst_join(&worst, &difference.kernel);
         if (rc == 0 && !layer_ok) {
             if (within) { /* the first violating layer explains those behind it */
                 tv_shadow_reproduce_kernel(shadow, round, layer, judge.kv, judge.out, judge.lse);

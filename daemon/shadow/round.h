@@ -101,6 +101,14 @@ struct tv_shadow_round {
     int32_t layer_count; /* of the model */
     struct tv_shadow_layer_copy *layers;
 
+    /* Captured inside a device (device.c): full_pages then counts the pages of all rows, the last
+     * ones the round's own copies. */
+    int on_device;
+    int32_t *table;               /* [max_pages]: the sequence's pages */
+    size_t arena_at, arena_bytes; /* bytes 0: it has no part of the arena */
+    int32_t *moved;               /* [moved_count]: the nodes that were committed */
+    int32_t moved_count;
+
     struct tv_shadow_attachment attached;
     struct tv_shadow_store *stores; /* the memory of all these arrays */
     tv_shadow_done *done;
@@ -128,9 +136,10 @@ struct tv_shadow {
     char *state_dir;
     const struct tv_model *model;
     struct tv_cache *cache;
-    struct tv_kernels *ref; /* the thread's */
-    uint64_t rounds_seen;   /* worker thread: the sampling counter */
-    int running;            /* the thread exists */
+    struct tv_kernels *ref;          /* the thread's */
+    struct tv_shadow_device *device; /* NULL: rounds are captured in host memory */
+    uint64_t rounds_seen;            /* worker thread: the sampling counter */
+    int running;                     /* the thread exists */
     pthread_t thread;
     struct tv_shadow_pool pool;
 
@@ -199,6 +208,9 @@ int tv_shadow_round_kv(const struct tv_shadow_round *round, int32_t layer, void 
 float tv_shadow_round_kv_at(const struct tv_shadow_round *round, int32_t layer, int32_t row,
                             int32_t i);
 
+/* What is the same for all layers. */
+void tv_shadow_round_shape(struct tv_shadow_round *round, const struct tv_verify_attn *attn);
+
 /* Element i of what the kernel gave for a layer, [nodes, heads, latent]. */
 float tv_shadow_round_out_at(const struct tv_shadow_round *round, int32_t layer, size_t i);
 
@@ -210,6 +222,16 @@ int tv_shadow_sums_f32(const struct tv_shadow *shadow, enum tv_dtype dtype);
 enum tv_shadow_verdict tv_shadow_commit_judge(struct tv_shadow *shadow,
                                               const struct tv_shadow_round *round,
                                               const struct tv_parity_case *parity_case);
+/* kernel.c: a layer's result, [nodes, heads, latent] and [nodes, heads], against the oracle's. */
+struct tv_shadow_difference {
+    struct tv_parity_kernel kernel;
+    double lse_abs;
+};
+struct tv_shadow_difference tv_shadow_difference_of(const struct tv_shadow_round *round,
+                                                    const float *out, const float *lse,
+                                                    const void *fast, enum tv_dtype fast_dtype,
+                                                    const float *fast_lse);
+void tv_shadow_worst_join(struct tv_parity_kernel *worst, const struct tv_parity_kernel *layer);
 /* kernel.c: the kernel oracle over all layers of a round, on the shadow thread. 0 and *ret_worst,
  * *ret_within; a negative errno when it could not run. Violating layers leave a reproducer. */
 int tv_shadow_kernel_judge(struct tv_shadow *shadow, const struct tv_shadow_round *round,

@@ -14,7 +14,7 @@
 
 #include "base/background.h"
 #include "base/clock.h"
-#include "shadow/round.h"
+#include "shadow/device.h"
 
 /* A counter-based choice: round number and purpose to [0, 1), the same in every run. */
 static double sample_at(uint64_t number, uint64_t purpose)
@@ -67,6 +67,8 @@ struct tv_shadow_round *tv_shadow_begin(struct tv_shadow *shadow, enum tv_shadow
     round->sampled = why == TV_SHADOW_SAMPLED;
     atomic_init(&round->lost, 0);
     round->layer_count = round->config->layers;
+    /* the path oracle's rows come to the host */
+    round->on_device = shadow->device != NULL && wanted && !want_path && !round->on_demand;
     return round;
 }
 
@@ -256,7 +258,8 @@ static enum tv_shadow_verdict round_judge(struct tv_shadow *shadow, struct tv_sh
 {
     int within = 0;
     if (round->failed != 0 || round->captured != round->layer_count ||
-        tv_shadow_kernel_judge(shadow, round, &block->kernel, &within) != 0) {
+        (round->on_device ? tv_shadow_device_judge(shadow, round, &block->kernel, &within)
+                          : tv_shadow_kernel_judge(shadow, round, &block->kernel, &within)) != 0) {
         return TV_SHADOW_SKIPPED;
     }
     block->ran = 1;
@@ -305,9 +308,9 @@ static void round_run(struct tv_shadow *shadow, struct tv_shadow_round *round)
     const struct tv_parity_case parity_case = case_of(round);
     if (round->want_kernel) {
         struct tv_shadow_block block = {0};
-        enum tv_shadow_verdict verdict =
-            tv_shadow_both(round_judge(shadow, round, &block),
-                           tv_shadow_commit_judge(shadow, round, &parity_case));
+        enum tv_shadow_verdict verdict = round_judge(shadow, round, &block);
+        /* behind it: on a device that is where the committed rows are looked at */
+        verdict = tv_shadow_both(verdict, tv_shadow_commit_judge(shadow, round, &parity_case));
         block.tokens_equal = block.tokens_equal && !round->moved_wrong; /* the next ones will not */
         tv_shadow_count(shadow,
                         round->on_demand ? tv_shadow_both(verdict, round->path_verdict) : verdict);
@@ -417,6 +420,10 @@ int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_mode
         rc = tv_kernels_create("ref", &options, &shadow->ref);
     }
     if (rc == 0) {
+        rc = tv_shadow_device_create(params->judge_there ? params->device : NULL, model, cache,
+                                     &shadow->device);
+    }
+    if (rc == 0) {
         rc = thread_start(shadow);
     }
     if (rc != 0) {
@@ -445,6 +452,7 @@ void tv_shadow_destroy(struct tv_shadow *shadow)
     if (shadow->cache != NULL) {
         tv_cache_reclaim_set(shadow->cache, NULL, shadow);
     }
+    tv_shadow_device_destroy(shadow->device);
     tv_shadow_pool_finish(&shadow->pool);
     free(shadow->pins);
     (void)pthread_cond_destroy(&shadow->changed);

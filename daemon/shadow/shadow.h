@@ -30,11 +30,17 @@ struct tv_shadow_params {
     const char *state_dir; /* reproducers; NULL = none are written */
     /* The worker's backend, for copies out of device memory; NULL: all of it is host memory. */
     struct tv_kernels *device;
+    /* 1: where that has a second table, rounds for the kernel oracle are captured and judged inside
+     * the device; the memory for it (tv_shadow_device_bytes) is taken now. */
+    int judge_there;
 };
 
 /* model and cache may be NULL (engine without them): every round is then skipped. */
 int tv_shadow_create(const struct tv_shadow_params *params, const struct tv_model *model,
                      struct tv_cache *cache, struct tv_shadow **ret_shadow);
+/* What judge_there takes of a device's memory. */
+size_t tv_shadow_device_bytes(const struct tv_kernels *device, const struct tv_model *model,
+                              enum tv_dtype kv_dtype, int32_t page_size);
 /* Skips what is queued, whoever waits for it, and ends a judgement under way between two layers. */
 void tv_shadow_destroy(struct tv_shadow *shadow);
 

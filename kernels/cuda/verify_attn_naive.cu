@@ -29,6 +29,7 @@ static int64_t block_count(const struct tv_verify_attn *args)
     int64_t blocks = SCORE_BYTES / score_row_bytes(args);
     blocks = blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX;
     blocks = blocks < rows ? blocks : rows;
+    blocks = args->blocks_max <= 0 || blocks < args->blocks_max ? blocks : args->blocks_max;
     return blocks > 1 ? blocks : 1;
 }
 

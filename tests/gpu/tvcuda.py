@@ -31,6 +31,7 @@ class VerifyAttn(ctypes.Structure):
         ("node_count", ctypes.c_void_p), ("parents", ctypes.c_void_p),
         ("row_start", ctypes.c_void_p), ("kv_len_max", ctypes.c_int32),
         ("splits", ctypes.c_int32), ("round_p_bf16", ctypes.c_int32), ("sum_f32", ctypes.c_int32),
+        ("blocks_max", ctypes.c_int32),
         ("out", ctypes.c_void_p), ("lse", ctypes.c_void_p), ("workspace", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_size_t),
     ]

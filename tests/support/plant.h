@@ -21,8 +21,9 @@ int tv_plant(struct tv_kernels *kernels, const char *name);
 /* planted_round.c: faults of single launches, in any backend. -EINVAL: none of that name. */
 int tv_plant_round(struct tv_kernels *kernels, const char *name);
 
-/* planted_device.c: the host's memory as a device's. */
+/* planted_device.c: the host's memory as a device's; and as one that nobody may look into. */
 void tv_plant_device(struct tv_kernels *kernels);
+void tv_plant_apart(struct tv_kernels *kernels);
 
 /* planted_model.c: 1: TV_PLANT's fault of that name is in what model/ derives from the file. */
 int tv_planted_in_model(const char *name);

@@ -1,6 +1,7 @@
 /*
  * planted_device.c - treeverifyd-planted: TV_PLANT=device: the host's memory told as a device's, of
- * TV_PLANT_MIB.
+ * TV_PLANT_MIB. TV_PLANT_APART: memory that nobody may look into, with a second table for another
+ * thread, as a device has.
  *
  * For what a start makes of a device's memory and for the count of allocations, where there is no
  * device. Owns the count; memory is never told to be given back. Refuses what is over the size.
@@ -65,4 +66,20 @@ void tv_plant_device(struct tv_kernels *kernels)
     kernels->device = device_facts;
     kernels->device_memory = device_memory;
     kernels->allocations = device_allocations;
+}
+
+/* The reference's table computes beside the first one, in the same memory. */
+static int apart_side(struct tv_kernels *k, struct tv_kernels **ret_side)
+{
+    int rc = tv_kernels_create("ref", NULL, ret_side);
+    if (rc == 0) {
+        (*ret_side)->host_memory = k->host_memory;
+    }
+    return rc;
+}
+
+void tv_plant_apart(struct tv_kernels *kernels)
+{
+    kernels->host_memory = 0;
+    kernels->side = apart_side;
 }

@@ -28,6 +28,9 @@ int __wrap_tv_kernels_create(const char *name, const struct tv_kernels_options *
         *ret_kernels = rc == 0 ? kernels : *ret_kernels;
         return rc;
     }
+    if (strcmp(name, "cpu") == 0 && getenv("TV_PLANT_APART") != NULL) {
+        tv_plant_apart(kernels);
+    }
     if (is_device && strcmp(name, "cpu") == 0) {
         tv_plant_device(kernels);
     } else if (!tv_planted_in_model(fault)) {

@@ -36,13 +36,16 @@ static int fetch(struct tv_kernels *k, void *host, const void *device, size_t by
     return rc == 0 ? real.sync(k) : rc;
 }
 
-/* The first element is another number from now on. */
+/* The first element is off by one. */
 static int output_spoil(struct tv_kernels *k, const struct tv_verify_attn *args)
 {
-    uint16_t half[2];
-    int rc = fetch(k, half, args->out, sizeof half);
-    half[args->out_dtype == TV_F32 ? 1 : 0] ^= 0x0040; /* half of its own size, more or less */
-    return rc == 0 ? real.upload(k, args->out, half, sizeof half) : rc;
+    float value = 0.0f; /* the model's attention is f32, whatever its rows are */
+    if (args->out_dtype != TV_F32) {
+        return -ENOTSUP;
+    }
+    int rc = fetch(k, &value, args->out, sizeof value);
+    value += 1.0f;
+    return rc == 0 ? real.upload(k, args->out, &value, sizeof value) : rc;
 }
 
 /* The launch reads its first KV row with one bit turned over. */

@@ -25,6 +25,16 @@ struct stage {
     struct tv_kernels sound;     /* the table without a fault */
 };
 
+/* As a device has it: a table for another thread, which computes in the same memory. */
+static int side_make(struct tv_kernels *k, struct tv_kernels **ret_side)
+{
+    int rc = tv_kernels_create("ref", NULL, ret_side);
+    if (rc == 0) {
+        (*ret_side)->host_memory = k->host_memory;
+    }
+    return rc;
+}
+
 /* Root, a token that is not drawn, and the one that is: the third row moves to the second place. */
 static void tree_make(struct bench *bench)
 {
@@ -42,7 +52,10 @@ static void tree_make(struct bench *bench)
     tv_test_tree(&bench->tree, 3, tokens, parents);
 }
 
-static void stage_open(struct stage *stage, enum tv_dtype dtype, int as_device, double path_share)
+enum memory { MEMORY_HOST, MEMORY_COPIED, MEMORY_JUDGED_THERE };
+
+static void stage_open(struct stage *stage, enum tv_dtype dtype, enum memory memory,
+                       double path_share)
 {
     struct bench *bench = &stage->bench;
     bench_open_kv(bench, "v3", 16, dtype, 0.0, QUEUE_BYTES, 1);
@@ -50,11 +63,13 @@ static void stage_open(struct stage *stage, enum tv_dtype dtype, int as_device, 
     stage->sound = *kernels;
     stage->as_device = *kernels;
     stage->as_device.host_memory = 0;
+    stage->as_device.side = memory == MEMORY_JUDGED_THERE ? side_make : NULL;
     struct tv_shadow_params params = {.probability = 1.0,
                                       .path_probability = path_share,
                                       .queue_bytes_max = QUEUE_BYTES,
                                       .state_dir = bench->dir,
-                                      .device = as_device ? &stage->as_device : kernels};
+                                      .device = memory == MEMORY_HOST ? kernels : &stage->as_device,
+                                      .judge_there = 1};
     tv_shadow_destroy(bench->shadow);
     assert_int_equal(tv_shadow_create(&params, bench->fixture.base.model, bench->fixture.base.cache,
                                       &bench->shadow),
@@ -111,13 +126,13 @@ static struct tv_shadow_block round_judged(struct bench *bench)
 static void rows_after_the_commit_are_judged(void **state)
 {
     (void)state;
-    for (int form = 0; form < 4; form++) {
+    for (int form = 0; form < 6; form++) {
         struct stage stage;
         struct tv_parity_violation violations[32];
         const char *kind = NULL;
         char *data = NULL;
         size_t bytes = 0;
-        stage_open(&stage, form % 2 == 0 ? TV_F32 : TV_BF16, form / 2, 0.0);
+        stage_open(&stage, form % 2 == 0 ? TV_F32 : TV_BF16, (enum memory)(form / 2), 0.0);
         struct tv_shadow_block block = round_judged(&stage.bench);
         assert_true(block.ran && block.tokens_equal);
         struct tv_parity_totals totals = totals_of(&stage.bench, violations);
@@ -149,7 +164,7 @@ static void comparisons_judge_the_move(void **state)
         struct stage stage;
         struct tv_parity_violation violations[32];
         struct tv_round_out out;
-        stage_open(&stage, form == 0 ? TV_F32 : TV_BF16, 0, 0.0);
+        stage_open(&stage, form == 0 ? TV_F32 : TV_BF16, MEMORY_HOST, 0.0);
         struct bench *bench = &stage.bench;
         for (int fault = 0; fault < 2; fault++) {
             struct waiter waiter = {.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -180,7 +195,7 @@ static void both_oracles_count_it(void **state)
     (void)state;
     struct stage stage;
     struct tv_parity_violation violations[32];
-    stage_open(&stage, TV_F32, 0, 1.0);
+    stage_open(&stage, TV_F32, MEMORY_HOST, 1.0);
     move_fails(&stage);
     (void)round_judged(&stage.bench);
     stage.bench.fixture.base.kernels->kv_move = stage.sound.kv_move; /* the oracle reads others */
