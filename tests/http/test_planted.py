@@ -60,9 +60,9 @@ class ShadowTest(unittest.TestCase):
         cases = list(itertools.product((False,) if ON_DEVICE else (True, False), ("bf16", "f32"), FAULTS))
         for apart, dtype, fault in cases if harness.SCALE >= 1 else cases[:4]:
             with self.subTest(apart=apart, dtype=dtype, fault=fault):
-                with PlantedDaemon(fault, "--kv-dtype", dtype, apart=apart) as daemon:
+                with PlantedDaemon(fault, "--kv-dtype", dtype, "--page-size", "16", apart=apart) as daemon:
                     caller = Caller(daemon)
-                    state = caller.session(tokens=PROMPT, sampling={"rule": "greedy"})
+                    state = caller.session(tokens=PROMPT[:20], sampling={"rule": "greedy"})
                     for number, on in enumerate((False, True, False)):
                         if number > 0:
                             daemon.switch(on)

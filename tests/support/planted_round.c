@@ -15,6 +15,8 @@
 
 #include "plant.h"
 
+#define ROW_VALUES 64 /* of a row, in which the bit is */
+
 enum fault { FAULT_OUTPUT, FAULT_PAGE, FAULT_MASK, FAULT_KERNEL, FAULT_HICCUP, FAULT_COUNT };
 
 static const char *const names[FAULT_COUNT] = {"output", "page", "mask-bit", "fault", "hiccup"};
@@ -48,22 +50,38 @@ static int output_spoil(struct tv_kernels *k, const struct tv_verify_attn *args)
     return rc == 0 ? real.upload(k, args->out, &value, sizeof value) : rc;
 }
 
-/* The launch reads its first KV row with one bit turned over. */
+/* The largest of a row's first values. */
+static size_t largest_at(const uint16_t *row, size_t step)
+{
+    size_t best = 0;
+    for (size_t i = 0; i < ROW_VALUES; i++) { /* the upper halves order f32 as they do bf16 */
+        size_t at = i * step + step - 1;
+        best = (row[at] & 0x7fffu) > (row[best * step + step - 1] & 0x7fffu) ? i : best;
+    }
+    return best * step + step - 1;
+}
+
+/* The launch reads its first KV row with one sign turned over. */
 static int page_spoil(struct tv_kernels *k, const struct tv_verify_attn *args)
 {
     int32_t page = 0;
-    uint16_t good[2], bad[2];
+    size_t step = args->dtype == TV_F32 ? 2 : 1; /* in halves of a word */
+    uint16_t row[2 * ROW_VALUES];
+    size_t bytes = step * ROW_VALUES * sizeof row[0];
     int rc = fetch(k, &page, args->page_table, sizeof page);
-    size_t row_bytes =
-        (size_t)(args->latent_dim + args->rope_dim) * (args->dtype == TV_F32 ? 4u : 2u);
-    char *row =
+    size_t row_bytes = (size_t)(args->latent_dim + args->rope_dim) * step * sizeof row[0];
+    char *to =
         (char *)(uintptr_t)args->kv_pages + (size_t)page * (size_t)args->page_size * row_bytes;
-    rc = rc == 0 ? fetch(k, good, row, sizeof good) : rc;
-    memcpy(bad, good, sizeof bad);
-    bad[args->dtype == TV_F32 ? 1 : 0] ^= 0x4000; /* of the exponent */
-    rc = rc == 0 ? real.upload(k, row, bad, sizeof bad) : rc;
+    rc = rc == 0 ? fetch(k, row, to, bytes) : rc;
+    if (rc != 0) {
+        return rc;
+    }
+    size_t at = largest_at(row, step);
+    row[at] ^= 0x8000u;
+    rc = real.upload(k, to, row, bytes);
     rc = rc == 0 ? real.verify_attn(k, args) : rc;
-    return rc == 0 ? real.upload(k, row, good, sizeof good) : rc;
+    row[at] ^= 0x8000u;
+    return rc == 0 ? real.upload(k, to, row, bytes) : rc;
 }
 
 /* The last node sees one row more: that of the node before it, which is not its ancestor. */
