@@ -291,10 +291,47 @@ static int32_t pages_for(const struct tv_cache *cache, int32_t rows)
     return rows / page_size + (rows % page_size != 0);
 }
 
-/* Move rows src[i] -> dst[i] of every layer. */
+/* How many moves from `first` on are one copy: neighbours that go to neighbours, without overlap.
+ */
+static int32_t run_length(const struct tv_cache *cache, int32_t first, int32_t count)
+{
+    const int64_t *src = cache->src + first, *dst = cache->dst + first;
+    int64_t apart = src[0] > dst[0] ? src[0] - dst[0] : dst[0] - src[0];
+    int32_t length = 1;
+    while (length < count - first && length < apart && src[length] == src[0] + length &&
+           dst[length] == dst[0] + length) {
+        length++;
+    }
+    return length;
+}
+
+/* Every run is one copy that goes over all layers. */
+static int runs_copy(struct tv_cache *cache, int32_t count)
+{
+    struct tv_kernels *kernels = cache->kernels;
+    int err = 0;
+    for (int32_t i = 0; err == 0 && i < count;) {
+        int32_t length = run_length(cache, i, count);
+        err = kernels->copy(
+            kernels, cache->pool + (size_t)cache->dst[i] * cache->row_bytes, cache->layer_bytes,
+            cache->pool + (size_t)cache->src[i] * cache->row_bytes, cache->layer_bytes,
+            (size_t)length * cache->row_bytes, cache->params.layers);
+        i += length;
+    }
+    return err;
+}
+
+/* Move rows src[i] -> dst[i] of every layer, in order: by as few calls as there are. */
 static int rows_move(struct tv_cache *cache, int32_t count)
 {
     struct tv_kernels *kernels = cache->kernels;
+    int32_t runs = 0;
+    for (int32_t i = 0; i < count; i += run_length(cache, i, count)) {
+        runs++;
+    }
+    if (runs <= cache->params.layers) {
+        return runs_copy(cache, count);
+    }
     size_t bytes = (size_t)count * sizeof(int64_t);
     int64_t slot_count = cache->params.pages * cache->params.page_size;
     int err = kernels->upload(kernels, cache->device_src, cache->src, bytes);

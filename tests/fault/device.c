@@ -101,6 +101,12 @@ static int device_kv_move(struct tv_kernels *k, void *kv_pages, size_t row_bytes
     return CALL(kv_move, kv_pages, row_bytes, slot_count, src, dst, count);
 }
 
+static int device_copy(struct tv_kernels *k, void *to, size_t to_stride, const void *from,
+                       size_t from_stride, size_t row_bytes, int32_t rows)
+{
+    return CALL(copy, to, to_stride, from, from_stride, row_bytes, rows);
+}
+
 static int device_draw(struct tv_kernels *k, const struct tv_draw_args *args)
 {
     return CALL(draw, args);
@@ -131,6 +137,7 @@ void fault_device_wrap(struct tv_kernels *kernels)
     kernels->verify_attn_naive = device_verify_attn_naive;
     kernels->prefill_attn = device_prefill_attn;
     kernels->kv_move = device_kv_move;
+    kernels->copy = device_copy;
     kernels->draw = device_draw;
     kernels->topk = device_topk;
 }

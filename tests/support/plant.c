@@ -224,6 +224,17 @@ static int plant_kv_move(struct tv_kernels *k, void *kv_pages, size_t row_bytes,
                : real.kv_move(k, kv_pages, row_bytes, slot_count, src, dst, count);
 }
 
+static int plant_copy(struct tv_kernels *k, void *to, size_t to_stride, const void *from,
+                      size_t from_stride, size_t row_bytes, int32_t rows)
+{
+    if (planted == PLANT_LOST && switched_on()) {
+        return -ENOTRECOVERABLE;
+    }
+    return planted == PLANT_COMMIT
+               ? 0
+               : real.copy(k, to, to_stride, from, from_stride, row_bytes, rows);
+}
+
 int tv_plant(struct tv_kernels *kernels, const char *name)
 {
     for (int i = 0; i < PLANT_COUNT; i++) {
@@ -239,6 +250,7 @@ int tv_plant(struct tv_kernels *kernels, const char *name)
             kernels->router = plant_router;
             kernels->swiglu = plant_swiglu;
             kernels->kv_move = plant_kv_move;
+            kernels->copy = plant_copy;
             kernels->sync = plant_sync;
             return 0;
         }
