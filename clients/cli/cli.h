@@ -106,6 +106,13 @@ void tv_cli_print_json_ints(FILE *out, const int32_t *items, size_t count);
 void tv_cli_print_json_string(FILE *out, const char *text);
 /* Text without its control characters. */
 void tv_cli_print_safe(FILE *out, const char *text);
+/* A bar of characters and its numbers. */
+void tv_cli_bar(char *ret_text, size_t bytes, const char *label, int64_t done, int64_t all);
+/* A line in the last row of stderr's terminal, outside the rows that scroll: begin (0: no terminal,
+ * or too small a one, and nothing is to be shown), show, end. SIGINT and SIGTERM end it too. */
+int tv_cli_line_begin(void);
+void tv_cli_line_show(const char *text);
+void tv_cli_line_end(void);
 /* A bar on stderr, drawn anew each time, and its end. */
 void tv_cli_progress(const char *label, int64_t done, int64_t all);
 void tv_cli_progress_end(void);

@@ -18,6 +18,7 @@
 #define BYTE_VOCAB_MIN   256
 #define BYTE_VOCAB_MAX   512 /* bytes and some control tokens */
 #define NODES_DEFAULT    33
+#define PREFILL_TOKENS   256
 
 static const char help[] =
     "usage: treeverify generate [OPTIONS] PROMPT      (\"-\": the prompt is read from stdin)\n"
@@ -35,7 +36,10 @@ static const char help[] =
     "  --stop ID         end at this token (may be repeated)\n"
     "  --no-drafts       the server decodes alone: same text, one token at a time\n"
     "  --color auto|always|never\n"
-    "                    colours (auto: on a terminal)\n" TV_CLI_COMMON_HELP "\n"
+    "                    colours (auto: on a terminal)\n"
+    "  --live auto|never\n"
+    "                    a line with rates and times below the text (auto: on a "
+    "terminal)\n" TV_CLI_COMMON_HELP "\n"
     "Acceptance length is new tokens per round, the model's own included.\n";
 
 struct plan {
@@ -46,7 +50,7 @@ struct plan {
     const char *seed;
     int32_t stop_ids[TV_CLIENT_STOP_IDS_MAX];
     int32_t stop_count;
-    int no_drafts, color;
+    int no_drafts, color, live;
 };
 
 /* Everything of one run; tokens and own hold the new text. */
@@ -60,9 +64,11 @@ struct run {
     int32_t *tokens;                   /* [tokens_max] */
     char *own; /* [tokens_max] 1: drawn by the model, 0: an accepted draft */
     int32_t count;
+    int32_t calls;
     int32_t rounds, round_tokens; /* verify rounds or decode calls, and what they gave */
-    int64_t drafts, server_us;
-    double seconds;
+    int64_t drafts, server_us, gpu_us, rtt_us;
+    double start_s, seconds;
+    int live; /* a line is shown */
 };
 
 static const struct tv_client_state *state_of(const struct run *run)
@@ -126,6 +132,21 @@ static int32_t depth_limit(const struct run *run)
     return depth < 0 ? 0 : (int32_t)depth;
 }
 
+static void show_line(const struct run *run)
+{
+    char text[160];
+    double seconds = now_s() - run->start_s;
+    (void)snprintf(
+        text, sizeof(text),
+        "%d tokens, %.0f tokens/s, acceptance length %.2f, %d rounds, round trip %.1f ms "
+        "(server %.1f, model %.1f)",
+        (int)run->count, seconds > 0.0 ? run->round_tokens / seconds : 0.0,
+        (double)run->round_tokens / run->rounds, (int)run->rounds,
+        (double)run->rtt_us / run->calls / 1e3, (double)run->server_us / run->calls / 1e3,
+        (double)run->gpu_us / run->calls / 1e3);
+    tv_cli_line_show(text);
+}
+
 static int one_round(struct run *run)
 {
     struct tv_client_round round = {0};
@@ -154,8 +175,30 @@ static int one_round(struct run *run)
     run->rounds += run->drafter == NULL ? round.token_count : 1;
     run->round_tokens += round.token_count;
     run->server_us += round.server_us;
+    run->gpu_us += round.gpu_us;
+    run->rtt_us += round.rtt_us;
+    run->calls++;
     error = take(run, round.tokens, round.token_count, run->drafter == NULL);
     tv_client_round_finish(&round);
+    if (run->live) {
+        show_line(run);
+    }
+    return error;
+}
+
+/* The rest of a long prompt in pieces, so that its progress can be shown: rows of an extension have
+ * the bits of a prompt's own. */
+static int prefill(struct run *run, const int32_t *prompt, int32_t done, int32_t count)
+{
+    char text[128];
+    int error = 0;
+    while (error == 0 && done < count) {
+        int32_t piece = count - done < PREFILL_TOKENS ? count - done : PREFILL_TOKENS;
+        tv_cli_bar(text, sizeof(text), "prompt", done, count);
+        tv_cli_line_show(text);
+        error = tv_client_extend(run->session, prompt + done, piece, 0, NULL, &run->problem);
+        done += piece;
+    }
     return error;
 }
 
@@ -185,11 +228,16 @@ static int open_session(struct run *run, const int32_t *prompt, int32_t prompt_c
                        run->model.name, (int)run->model.vocab);
         return -ENOTSUP;
     }
-    return tv_client_session_create(run->client, &options, &run->session, &run->problem);
+    if (run->live && prompt_count > PREFILL_TOKENS) {
+        options.token_count = PREFILL_TOKENS;
+    }
+    error = tv_client_session_create(run->client, &options, &run->session, &run->problem);
+    return error == 0 ? prefill(run, prompt, options.token_count, prompt_count) : error;
 }
 
 static int generate(struct run *run, const int32_t *prompt, int32_t prompt_count)
 {
+    run->live = run->plan->live && !run->plan->cli.json && tv_cli_line_begin();
     int error = open_session(run, prompt, prompt_count);
     if (error == 0 && run->drafter != NULL) {
         error = tv_drafter_append(run->drafter, prompt, (size_t)prompt_count);
@@ -200,12 +248,12 @@ static int generate(struct run *run, const int32_t *prompt, int32_t prompt_count
     for (int32_t i = 0; i < prompt_count && !run->plan->cli.json; i++) {
         tv_cli_print_byte_token(stdout, prompt[i]);
     }
-    double start = now_s();
+    run->start_s = now_s();
     error = take(run, &state_of(run)->pending, 1, 1); /* the prompt's pass gave the first token */
     while (error == 0 && run->count < run->plan->tokens_max && state_of(run)->finish[0] == '\0') {
         error = one_round(run);
     }
-    run->seconds = now_s() - start;
+    run->seconds = now_s() - run->start_s;
     return error;
 }
 
@@ -286,6 +334,10 @@ static int run_plan(const struct plan *plan, const char *text, size_t bytes)
     if (error == 0) {
         error = generate(&run, prompt, (int32_t)bytes);
     }
+    if (run.live) {
+        (void)fflush(stdout); /* the text stands before the line goes */
+        tv_cli_line_end();
+    }
     if (error != 0) {
         if (run.count > 0 && !plan->cli.json) {
             (void)fputc('\n', stdout);
@@ -307,7 +359,7 @@ out:
     return code;
 }
 
-enum { STORE = TV_CLI_OPT_OWN, NODES, MAX_TOKENS, TEMPERATURE, SEED, STOP, NO_DRAFTS, COLOR };
+enum { STORE = TV_CLI_OPT_OWN, NODES, MAX_TOKENS, TEMPERATURE, SEED, STOP, NO_DRAFTS, COLOR, LIVE };
 
 /* -1: taken; -2: not one of ours; else the exit code. */
 static int own_option(struct plan *plan, int option)
@@ -352,6 +404,11 @@ static int own_option(struct plan *plan, int option)
         return plan->color || strcmp(optarg, "auto") == 0 || strcmp(optarg, "never") == 0
                    ? -1
                    : tv_cli_usage("--color takes auto, always or never");
+    case LIVE:
+        plan->live = strcmp(optarg, "auto") == 0;
+        return plan->live || strcmp(optarg, "never") == 0
+                   ? -1
+                   : tv_cli_usage("--live takes auto or never");
     default:
         return -2;
     }
@@ -367,8 +424,9 @@ int tv_cli_generate(int argc, char **argv)
                                             {"stop", required_argument, NULL, STOP},
                                             {"no-drafts", no_argument, NULL, NO_DRAFTS},
                                             {"color", required_argument, NULL, COLOR},
+                                            {"live", required_argument, NULL, LIVE},
                                             TV_CLI_COMMON_OPTIONS};
-    struct plan plan = {.nodes_max = NODES_DEFAULT, .tokens_max = 200};
+    struct plan plan = {.nodes_max = NODES_DEFAULT, .tokens_max = 200, .live = 1};
     int option;
     tv_cli_init(&plan.cli);
     plan.color = isatty(STDOUT_FILENO);

@@ -5,13 +5,17 @@ TV_TEST_SCALE below 1 takes fewer prompts and leaves the acceptance length out (
 """
 
 import contextlib
+import fcntl
 import http.server
 import json
 import os
 import pty
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import unittest
 
@@ -316,18 +320,55 @@ class Cli(unittest.TestCase):
         self.assertTrue(seen.startswith(b"\033[?25l\033[H\033[J" + self.url.encode()), seen)
         self.assertTrue(seen.endswith(b"\033[?25h\r\n"), seen[-80:])
 
-    def test_bench_shows_its_progress_on_a_terminal(self):
+    def on_terminal(self, *arguments, until=None):
+        """A run whose stderr is a terminal of 24 rows: its code, stdout, and what the terminal got. until: the words on the
+        terminal after which it is interrupted."""
         master, slave = pty.openpty()
-        command = [CLIENT, "bench", "--drafters", "2", "--rounds", "3", "--rtt-ms", "150", "--url", self.url]
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+        run = subprocess.Popen([CLIENT, *arguments, "--url", self.url], stdout=subprocess.PIPE, stderr=slave)
+        text = []
+        reader = threading.Thread(target=lambda: text.append(run.stdout.read()))
+        reader.start()
         os.close(slave)
         seen = b""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the other end closes
             while chunk := os.read(master, 65536):
                 seen += chunk
+                if until is not None and until in seen:
+                    run.send_signal(signal.SIGINT)
+                    until = None
         os.close(master)
-        text = run.communicate(timeout=240)[0]
-        self.assertEqual(run.returncode, 0)
+        code = run.wait(timeout=240)
+        reader.join()
+        run.stdout.close()
+        return code, text[0], seen
+
+    def test_generate_shows_a_line_on_a_terminal(self):
+        """The text is the same with the line; a long prompt has a bar; the last row is given back, after Ctrl-C too."""
+        prompt = prompts(1, 600)[0].decode()
+        options = ("generate", "--store", STORE, "--max-tokens", "30")
+        plain, _ = self.run_client(*options, prompt)
+        code, text, seen = self.on_terminal(*options, prompt)
+        self.assertEqual(code, 0)
+        marked = plain[: plain.rindex("\n\n")]
+        self.assertEqual(text.decode()[: len(marked)], marked)
+        self.assertTrue(seen.startswith(b"\r\n\033[1A\0337\033[1;23r\0338"), seen[:80])
+        self.assertIn(b"prompt [############..................] 256 of 600", seen)
+        self.assertRegex(seen, rb"30 tokens, \d+ tokens/s, acceptance length \d\.\d\d, \d+ rounds, round trip \d+\.\d ms")
+        reset = b"\0337\033[r\033[24;1H\033[2K\0338"
+        self.assertEqual((seen.count(reset), seen.endswith(reset)), (1, True))
+        code, _, seen = self.on_terminal(*options, "--live", "never", prompt)
+        self.assertEqual((code, seen), (0, b""))
+        code, _, seen = self.on_terminal("generate", "--max-tokens", "3000", "--nodes", "1", "x", until=b"tokens/s")
+        self.assertEqual((code, seen.count(reset), seen.endswith(reset)), (-signal.SIGINT, 1, True))
+        client = self.daemon.client()
+        for state in client.get("/v1/sessions")["sessions"]:  # the interrupted one
+            client.call("DELETE", f"/v1/sessions/{state['session']}")
+        client.close()
+
+    def test_bench_shows_its_progress_on_a_terminal(self):
+        code, text, seen = self.on_terminal("bench", "--drafters", "2", "--rounds", "3", "--rtt-ms", "150")
+        self.assertEqual(code, 0)
         self.assertIn(b"6 rounds and 24 tokens", text)
         self.assertRegex(seen, rb"text 1 \[#*\.*\] \d+ of \d+")
         self.assertRegex(seen, rb"rounds \[#+\.*\] [1-6] of 6")
