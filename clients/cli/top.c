@@ -34,7 +34,8 @@ struct view {
     struct tv_client_answer ready, parity;
     struct tv_client_problem ready_problem, parity_problem, metrics_problem;
     struct tv_metrics metrics;
-    int ready_error, parity_error, metrics_error;
+    int ready_error; /* of /healthz or /readyz: then nothing else was asked */
+    int parity_error, metrics_error;
     double at_s; /* wall clock */
 };
 
@@ -59,10 +60,14 @@ static double wall_s(void)
 static void look(struct top *top, struct view *ret_view)
 {
     struct tv_client_answer text = {0};
+    struct tv_client_answer alive = {0};
     struct tv_client_problem ignored;
     *ret_view = (struct view){0};
-    ret_view->ready_error =
-        tv_client_ready(top->client, 0, &ret_view->ready, &ret_view->ready_problem);
+    ret_view->ready_error = tv_client_health(top->client, &alive, &ret_view->ready_problem);
+    if (ret_view->ready_error == 0) {
+        ret_view->ready_error =
+            tv_client_ready(top->client, 0, &ret_view->ready, &ret_view->ready_problem);
+    }
     if (ret_view->ready_error == 0 && top->model.name[0] == '\0') {
         (void)tv_client_model(top->client, &top->model,
                               &ignored); /* the next picture tries again */
@@ -83,6 +88,7 @@ static void look(struct top *top, struct view *ret_view)
             ? ret_view->ready_error
             : tv_client_parity_totals(top->client, &ret_view->parity, &ret_view->parity_problem);
     tv_client_answer_finish(&text);
+    tv_client_answer_finish(&alive);
 }
 
 static void view_finish(struct view *view)
@@ -178,7 +184,7 @@ static void print_head(const struct top *top, const struct view *view)
     const struct tv_client_value *root = tv_client_answer_root(&view->ready);
     const struct tv_client_value *check =
         tv_client_value_first(tv_client_value_member(root, "checks"));
-    (void)printf("%s: %s", top->cli.url, is_ready(view) ? "ready" : "NOT READY");
+    (void)printf("%s: alive, %s", top->cli.url, is_ready(view) ? "ready" : "NOT READY");
     if (top->model.name[0] != '\0') {
         (void)printf(", %s (%s) on %s", top->model.name, top->model.architecture,
                      top->model.backend);

@@ -298,7 +298,7 @@ class Cli(unittest.TestCase):
         self.assertEqual((second["rounds_per_s"], second["stages_ms"]["gpu"]), (0, None))
         self.assertGreater(second["requests_per_s"], 0)
         text, _ = self.run_client("top")
-        self.assertTrue(text.startswith(f"{self.url}: ready, kjv-mla-8m (deepseek_v3) on cpu\n"), text)
+        self.assertTrue(text.startswith(f"{self.url}: alive, ready, kjv-mla-8m (deepseek_v3) on cpu\n"), text)
         self.assertNotIn("\033", text)
         self.assertIn("\nshadow    off", text)
         self.run_client("top", url=CLOSED, code=69)
