@@ -331,7 +331,8 @@ def lint(path):
 
 def completed(path, function, *words):
     """What bash offers for the last of the words."""
-    script = f'source {path}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); {function} 2>/dev/null; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    script = f'source {path}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); {function} 2>/dev/null; '
+    script += 'printf "%s\\n" "${COMPREPLY[@]}"'
     got = subprocess.run(["bash", "-c", script, "-", *words], capture_output=True, text=True, check=True)
     return sorted(got.stdout.split())
 

@@ -38,7 +38,8 @@ def paragraph(text):
 
 def head(name, section, version, what):
     title = f'.TH {name.upper()} {section} {DATE} "treeverify {version}"\n'
-    return f'.\\" written by tests/cli/pages.py from what the program says\n{title}.SH NAME\n{escape(name)} \\- {escape(what)}\n'
+    origin = '.\\" written by tests/cli/pages.py from what the program says\n'
+    return f"{origin}{title}.SH NAME\n{escape(name)} \\- {escape(what)}\n"
 
 
 def usage(text):

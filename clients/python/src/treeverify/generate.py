@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=between(0, (1 << 64) - 1), help="the same seed gives the same text")
     add("--stop", type=between(0, 2**31 - 1), action="append", default=[], metavar="ID", help="end at this token")
     add("--color", choices=("auto", "always", "never"), default="auto")
-    add("--report", metavar="FILE", help="write acceptance and times of every round: a page (.html), or a picture (.png, needs matplotlib)")
+    add("--report", metavar="FILE", help="acceptance and times of every round: a page (.html) or, with matplotlib, a .png")
     add_common(parser)
 
 

@@ -144,11 +144,11 @@ def png(path: str, summary: Mapping[str, Any], rounds: Sequence[Round]) -> None:
     shares = data["acceptance_by_depth"]
     depth.bar(range(1, len(shares) + 1), shares, color="#2e7d32")
     depth.set(title="Acceptance by depth", xlabel="depth", ylabel="share of rounds", ylim=(0, 1))
-    sizes.scatter(
-        [nodes for nodes, _, _ in data["accepted_by_nodes"]], [mean for _, _, mean in data["accepted_by_nodes"]],
-        s=[12 + 4 * count for _, count, _ in data["accepted_by_nodes"]], color="#1565c0",
-    )
-    sizes.set(title="Accepted drafts by size of the tree", xlabel="drafts in the tree", ylabel="accepted drafts", ylim=(0, None))
+    by_nodes = data["accepted_by_nodes"]
+    areas = [12 + 4 * count for _, count, _ in by_nodes]
+    sizes.scatter([nodes for nodes, _, _ in by_nodes], [mean for _, _, mean in by_nodes], s=areas, color="#1565c0")
+    sizes.set(title="Accepted drafts by size of the tree", xlabel="drafts in the tree", ylabel="accepted drafts")
+    sizes.set_ylim(bottom=0)
     floor = [0.0] * len(data["stages_us"])
     for at, (name, color) in enumerate(_STAGES):
         heights = [stage[at] / 1e3 for stage in data["stages_us"]]
@@ -156,6 +156,6 @@ def png(path: str, summary: Mapping[str, Any], rounds: Sequence[Round]) -> None:
         floor = [below + height for below, height in zip(floor, heights)]
     times.set(title="Time of each round", xlabel="round", ylabel="ms")
     times.legend(loc="upper right")
-    words = f"{shown.get('rounds')} rounds, acceptance length {shown.get('accept_len_mean')}, {shown.get('tokens_per_s')} tokens/s"
+    words = f"{shown['rounds']} rounds, acceptance length {shown['accept_len_mean']}, {shown['tokens_per_s']} tokens/s"
     figure.suptitle(f"treeverify generate: {words}")
     canvas.print_png(path, metadata={"treeverify": json.dumps({"summary": shown, **data})})
