@@ -151,7 +151,11 @@ static int device_describe(int device, struct tv_cuda *cuda)
         (struct tv_device){.major = prop.major, .minor = prop.minor, .images = TV_CUDA_IMAGES};
     TV_CUDA_CHECK(cudaDriverGetVersion(&cuda->facts.driver));
     TV_CUDA_CHECK(cudaRuntimeGetVersion(&cuda->facts.toolkit));
-    int rc = tv_cuda_verify_attn_prepare();
+    /* The kernel that the figures of other devices are told from can be had where a faster one is.
+     */
+    const char *portable = getenv("TREEVERIFY_CUDA_PORTABLE");
+    cuda->portable = prop.major != 9 || prop.minor != 0 || (portable != NULL && *portable == '1');
+    int rc = tv_cuda_verify_attn_prepare(cuda);
     if (rc == 0) {
         rc = tv_cuda_verify_attn_image(&cuda->facts.image);
     }

@@ -24,6 +24,7 @@ struct tv_cuda {
     int device;
     int sm_count;
     void *tensor_map_encode; /* the driver's cuTensorMapEncodeTiled */
+    int portable;            /* 1: no kernel for one architecture alone is used */
     char variant[160];
     struct tv_device facts;
     uint64_t allocations;       /* read by any thread, written by the one that owns the device */
@@ -61,7 +62,7 @@ static inline cudaStream_t tv_cuda_stream(const struct tv_kernels *k)
 
 /* Raise the dynamic shared memory limits of every kernel and check that the compiled kernels fit
  * TV_CUDA_SHARED_MAX and keep nothing in local memory. -ENOTSUP when one does not. */
-int tv_cuda_verify_attn_prepare(void);
+int tv_cuda_verify_attn_prepare(const struct tv_cuda *cuda);
 
 /* The machine code that this device runs: 10 * major + minor. */
 int tv_cuda_verify_attn_image(int32_t *ret_image);

@@ -27,16 +27,17 @@
 #define TV_PLAN_WIDE       12 /* row tiles from which a request is split sparingly */
 #define TV_PLAN_WAVES_MAX  2  /* times that the blocks of one request may fill the device */
 
-/* What a block costs: time of a pair of KV tiles for a full row tile, in units that make these
- * small numbers. Measured on the bf16 kernel; anything goes for correctness. */
-#define TV_PLAN_COST       8  /* a pair, full row tile */
-#define TV_PLAN_COST_START 20 /* a block's start and end */
+/* Time of a pair of KV tiles for a full row tile: what other costs are counted in. Anything goes
+ * for correctness. */
+#define TV_PLAN_COST 8
 
 /* Shape of the kernel and of the device that a plan is made for. */
 struct tv_plan_device {
     int32_t m_tiles_max; /* m-tiles a block can hold */
     int32_t blocks;      /* blocks the device runs at a time */
     int32_t splits;      /* forced number of splits, or 0 */
+    int32_t cost_least;  /* a pair for the smallest row tile, at most TV_PLAN_COST */
+    int32_t cost_start;  /* a block's start and end */
 };
 
 /* Row tiles of one size, and how each is cut over the KV tiles. */
@@ -54,9 +55,15 @@ struct tv_plan {
     struct tv_plan_part rest; /* the last one, or none */
 };
 
+/* No number here is negative, and the unsigned quotient is the shorter one to compute. */
+TV_PLAN_FN int32_t tv_plan_div(int32_t a, int32_t b)
+{
+    return (int32_t)((uint32_t)a / (uint32_t)b);
+}
+
 TV_PLAN_FN int32_t tv_plan_ceil(int32_t a, int32_t b)
 {
-    return (a + b - 1) / b;
+    return tv_plan_div(a + b - 1, b);
 }
 
 /*
@@ -83,11 +90,12 @@ TV_PLAN_FN int32_t tv_plan_splits_wanted(int32_t length, int32_t row_tiles)
     return wanted < TV_PLAN_SPLITS_MAX ? wanted : TV_PLAN_SPLITS_MAX;
 }
 
-/* Cost of a pair of KV tiles for a row tile of this many m-tiles of `most`. A small one costs more
- * than its part, since half of its time is the same for all. */
-TV_PLAN_FN int32_t tv_plan_cost(int32_t m_tiles, int32_t most)
+/* Cost of a pair of KV tiles for a row tile of this many m-tiles. A small one costs more than its
+ * part, since some of its time is the same for all. */
+TV_PLAN_FN int32_t tv_plan_cost(struct tv_plan_device device, int32_t m_tiles)
 {
-    return m_tiles == 0 ? 0 : TV_PLAN_COST / 2 + TV_PLAN_COST / 2 * m_tiles / most;
+    int32_t part = (TV_PLAN_COST - device.cost_least) * m_tiles;
+    return m_tiles == 0 ? 0 : device.cost_least + tv_plan_div(part, device.m_tiles_max);
 }
 
 /*
@@ -103,13 +111,13 @@ TV_PLAN_FN int32_t tv_plan_splits(struct tv_plan_device device, int32_t wanted, 
         return wanted;
     }
     for (int32_t waves = 1; waves <= TV_PLAN_WAVES_MAX; waves++) {
-        int32_t splits = waves * room / weight;
+        int32_t splits = tv_plan_div(waves * room, weight);
         splits = splits > 1 ? splits : 1;
         splits = splits < wanted ? splits : wanted;
         /* Partial sums of a split take about as long as 1/40 of a pair of each row tile. */
         int32_t pairs = tv_plan_ceil(kv_tiles, 2 * splits);
         int32_t passes = tv_plan_ceil(splits * weight, room);
-        int32_t cost = passes * (pairs * TV_PLAN_COST + TV_PLAN_COST_START) + splits * weight / 40;
+        int32_t cost = passes * (pairs * TV_PLAN_COST + device.cost_start) + splits * weight / 40;
         if (cost < best_cost) {
             best = splits;
             best_cost = cost;
@@ -136,11 +144,11 @@ TV_PLAN_FN struct tv_plan tv_plan_request(struct tv_plan_device device, int32_t 
     struct tv_plan plan;
     int32_t most = device.m_tiles_max, splits = device.splits, splits_rest = device.splits;
     int32_t m_tiles = tv_plan_ceil(nodes * heads, TV_PLAN_M);
-    int32_t full = m_tiles / most, rest = m_tiles % most;
+    int32_t full = tv_plan_div(m_tiles, most), rest = m_tiles - full * most;
     plan.rows = nodes * heads;
     plan.kv_tiles = tv_plan_ceil(prefix + nodes, TV_PLAN_TOKENS);
     if (splits == 0) {
-        int32_t cost_rest = tv_plan_cost(rest, most), weight = full * TV_PLAN_COST + cost_rest;
+        int32_t cost_rest = tv_plan_cost(device, rest), weight = full * TV_PLAN_COST + cost_rest;
         int32_t wanted = tv_plan_splits_wanted(prefix + nodes, full + (rest > 0));
         splits = tv_plan_splits(device, wanted, weight, plan.kv_tiles);
         /* Alone, the last row tile is split like a full one; else so that it takes as long. */
@@ -174,8 +182,8 @@ TV_PLAN_FN struct tv_plan_block tv_plan_block(const struct tv_plan *plan, int32_
     bool in_full = index < full_blocks;
     struct tv_plan_part part = in_full ? plan->full : plan->rest; /* in registers */
     int32_t local = in_full ? index : index - full_blocks;
-    int32_t row_tile = in_full ? local % part.row_tiles : plan->full.row_tiles;
-    int32_t split = in_full ? local / part.row_tiles : local;
+    int32_t split = in_full ? tv_plan_div(local, part.row_tiles) : local;
+    int32_t row_tile = in_full ? local - split * part.row_tiles : plan->full.row_tiles;
     struct tv_plan_block block;
     block.m_first = row_tile * plan->full.m_tiles;
     block.m_tiles = part.m_tiles;

@@ -133,6 +133,16 @@ TV_DEVICE void ptx_tensor_copy(uint32_t shared, const void *map, int32_t row, ui
                  : "memory");
 }
 
+/* Copy the box from (column, row) on of a [rows][columns] tensor, and complete on the barrier. */
+TV_DEVICE void ptx_tensor_copy2(uint32_t shared, const void *map, int32_t column, int32_t row,
+                                uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+
 /* A value that is the same in all lanes, known to the compiler to be so: it then takes a register
  * of the warp instead of one of every lane. */
 TV_DEVICE uint32_t ptx_uniform(uint32_t x)
@@ -158,6 +168,12 @@ TV_DEVICE int32_t ptx_thread(void)
     int32_t thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
+}
+
+/* Number of the warp, known to the compiler to be the same in all its lanes. */
+TV_DEVICE int32_t ptx_warp(void)
+{
+    return __shfl_sync(0xffffffffu, ptx_thread() >> 5, 0);
 }
 
 /* True in one lane of a converged warp, which the compiler then knows to be one. */

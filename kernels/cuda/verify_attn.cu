@@ -60,9 +60,21 @@ int tv_flash_launch(const void *kernel, dim3 grid, int32_t threads, int32_t shar
     return tv_cuda_errno(cudaLaunchKernelExC(&config, kernel, args));
 }
 
-int tv_cuda_verify_attn_prepare(void)
+/* Where the library has no kernel for sm_90a, there is only the portable one. */
+#ifdef TV_CUDA_SM90
+#define sm90_prepare tv_flash_sm90_prepare
+#define sm90_launch  tv_flash_sm90_launch
+#else
+#define sm90_prepare tv_flash_bf16_prepare
+#define sm90_launch  tv_flash_bf16_launch
+#endif
+
+int tv_cuda_verify_attn_prepare(const struct tv_cuda *cuda)
 {
     int result = tv_flash_bf16_prepare();
+    if (result == 0 && !cuda->portable) {
+        result = sm90_prepare();
+    }
     if (result == 0) {
         result = tv_flash_f32_prepare();
     }
@@ -80,10 +92,15 @@ int tv_cuda_verify_attn_image(int32_t *ret_image)
 static struct tv_plan_device plan_device(const struct tv_kernels *k,
                                          const struct tv_verify_attn *args)
 {
+    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
+    bool hopper = args->dtype == TV_BF16 && !cuda->portable;
     struct tv_plan_device device;
     device.m_tiles_max = args->dtype == TV_BF16 ? TV_FLASH_BF16_M_TILES : TV_FLASH_F32_M_TILES;
-    device.blocks = ((const struct tv_cuda *)k->impl)->sm_count;
+    device.blocks = cuda->sm_count;
     device.splits = args->splits;
+    /* A product of the Hopper kernel takes its time however few of its rows there are. */
+    device.cost_least = hopper ? TV_PLAN_COST : TV_PLAN_COST / 2;
+    device.cost_start = hopper ? 34 : 20;
     return device;
 }
 
@@ -124,6 +141,7 @@ int tv_cuda_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
     if (args->workspace_bytes < tv_cuda_verify_attn_workspace(k, args)) {
         return -ENOSPC;
     }
+    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
     struct tv_plan_bound bound = plan_bound(k, args);
     struct tv_flash_params p;
     memset(&p, 0, sizeof p);
@@ -148,10 +166,14 @@ int tv_cuda_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
     p.mask_words = (args->q_len + 31) / 32;
     p.device = plan_device(k, args);
     cudaStream_t stream = tv_cuda_stream(k);
-    result = args->dtype == TV_BF16 ? tv_flash_bf16_launch((const struct tv_cuda *)k->impl, &p,
-                                                           args->page_count * args->page_size,
-                                                           args->batch, bound.blocks, stream)
-                                    : tv_flash_f32_launch(&p, args->batch, bound.blocks, stream);
+    int64_t pool_rows = args->page_count * args->page_size;
+    if (args->dtype == TV_F32) {
+        result = tv_flash_f32_launch(&p, args->batch, bound.blocks, stream);
+    } else if (cuda->portable) {
+        result = tv_flash_bf16_launch(cuda, &p, pool_rows, args->batch, bound.blocks, stream);
+    } else {
+        result = sm90_launch(cuda, &p, pool_rows, args->batch, bound.blocks, stream);
+    }
     if (result == 0 && bound.splits > 1) {
         result = tv_flash_combine_launch(&p, args->batch, bound.splits, stream);
     }

@@ -41,6 +41,10 @@ struct tv_flash_params {
 int tv_flash_bf16_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p,
                          int64_t pool_rows, int32_t batch, int32_t blocks, cudaStream_t stream);
 int tv_flash_bf16_prepare(void);
+/* The same for sm_90a; in the library where TV_CUDA_SM90 is defined. */
+int tv_flash_sm90_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p,
+                         int64_t pool_rows, int32_t batch, int32_t blocks, cudaStream_t stream);
+int tv_flash_sm90_prepare(void);
 int tv_flash_f32_launch(const struct tv_flash_params *p, int32_t batch, int32_t blocks,
                         cudaStream_t stream);
 int tv_flash_f32_prepare(void);
@@ -81,8 +85,10 @@ struct flash_block {
     int64_t partial_base; /* row `row_first` of this split in the partial sums */
 };
 
-/* m_tiles is 0 when the block has no rows (the launch is sized for the longest request). */
-TV_DEVICE void flash_block_init(struct flash_block *b, const struct tv_flash_params &p)
+/* m_tiles is 0 when the block has no rows (the launch is sized for the longest request).
+ * m_tiles_max is p.device's, as a constant: quotients by it then cost nothing. */
+TV_DEVICE void flash_block_init(struct flash_block *b, const struct tv_flash_params &p,
+                                int32_t m_tiles_max)
 {
     int32_t index = (int32_t)blockIdx.x;
     b->request = (int32_t)blockIdx.y;
@@ -91,7 +97,9 @@ TV_DEVICE void flash_block_init(struct flash_block *b, const struct tv_flash_par
     int64_t row =
         p.row_start != NULL ? (int64_t)p.row_start[b->request] : (int64_t)b->request * p.q_len;
     b->base = row * p.heads;
-    struct tv_plan plan = tv_plan_request(p.device, b->nodes, p.heads, b->prefix);
+    struct tv_plan_device device = p.device;
+    device.m_tiles_max = m_tiles_max;
+    struct tv_plan plan = tv_plan_request(device, b->nodes, p.heads, b->prefix);
     if (index >= tv_plan_blocks(&plan)) {
         b->m_tiles = 0;
         return;

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     ptx_wait_dependence();
     if (threadIdx.x == 0) {
-        flash_block_init(&l.fixed->block, p);
+        flash_block_init(&l.fixed->block, p, M_TILES_MAX);
         l.fixed->count = b.tile_end - b.tile_first;
         int32_t first = max(b.prefix / TV_PLAN_TOKENS - b.tile_first, 0) & ~1;
         l.fixed->tree_first = first;

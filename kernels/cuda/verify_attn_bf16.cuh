@@ -25,7 +25,6 @@
 #define Q_SHARED     11           /* of a score warp's 36 fragments of Q, kept in shared memory */
 #define ROPE_BLOCK   (BLOCKS - 1) /* of a tile; value warps do not read it */
 #define COLUMNS      (TV_MLA_LATENT / VALUE_WARPS)
-#define RESCALE_LOG2 8.0f
 
 /* Named barriers: who arrives, then who waits. Where the word is missing, both are the same. */
 enum {

@@ -8,6 +8,7 @@
 #define TV_KERNELS_CUDA_VERIFY_ATTN_BF16_SCORE_CUH
 
 #include "verify_attn_bf16_query.cuh"
+#include "verify_attn_bf16_softmax.cuh"
 
 /* What a score warp needs besides its state; what is the same in all its lanes is uniform. */
 struct score_loop {
@@ -177,99 +178,6 @@ TV_DEVICE void score_gather(float (&s)[4][4], const struct score_loop &w, int32_
     }
 }
 
-/* Softmax state of a lane's two rows (lane / 4 and 8 more): the exponent that probabilities are
- * relative to, and this lane's share of their sum. */
-struct softmax {
-    float reference[2];
-    float sum[2];
-};
-
-/* Bits of 32 tokens from `slot` on that this lane's two rows attend to. */
-TV_DEVICE void score_window(uint32_t (&window)[2], const struct tv_flash_params &p,
-                            const struct flash_block &b, const struct layout &l, int32_t row,
-                            int32_t slot)
-{
-    int32_t node_first = flash_node(b, b.row_first, p.heads);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int32_t node = flash_node(b, row + 8 * r, p.heads) - node_first;
-        window[r] = flash_mask_window(l.mask + node * p.mask_words, p.mask_words, slot);
-    }
-}
-
-/* Set masked scores to -inf. window[r]: bits of the tokens that row r attends to. */
-TV_DEVICE void score_mask(float (&s)[4][4], const uint32_t (&window)[2], int32_t lane)
-{
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int column = n * 8 + (lane & 3) * 2 + (i & 1);
-            if (!(window[i >> 1] >> column & 1u)) {
-                s[n][i] = -CUDART_INF_F;
-            }
-        }
-    }
-}
-
-/*
- * When some score of the warp passes its row's reference by too much, move the references of its
- * rows that do; alpha[r] is what the values so far must be multiplied by. Rare after the first
- * pair.
- */
-TV_DEVICE bool score_move(const float (&s)[4][4], struct softmax *state, float (&alpha)[2],
-                          float scale_log2)
-{
-    float top[2];
-    bool above = false;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        top[r] = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
-#pragma unroll
-        for (int n = 1; n < 4; n++) {
-            top[r] = fmaxf(top[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-        }
-        top[r] *= scale_log2;
-        alpha[r] = 1.0f;
-        above = above || top[r] > state->reference[r] + RESCALE_LOG2;
-    }
-    above = __any_sync(0xffffffffu, above);
-    if (__builtin_expect(above, 0)) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-            if (top[r] > state->reference[r] + RESCALE_LOG2) {
-                alpha[r] = ptx_exp2(state->reference[r] - top[r]);
-                state->reference[r] = top[r];
-                state->sum[r] *= alpha[r];
-            }
-        }
-    }
-    return above;
-}
-
-/* Raw scores to probabilities, in place, and their sum. */
-TV_DEVICE void score_exp(float (&s)[4][4], struct softmax *state, float scale_log2)
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float reference = state->reference[r];
-        float zero = reference == -CUDART_INF_F ? 0.0f : -reference;
-        float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float x = ptx_exp2(fmaf(s[n][2 * r + i], scale_log2, zero));
-                s[n][2 * r + i] = x;
-                sum[i] += x;
-            }
-        }
-        state->sum[r] += sum[0] + sum[1];
-    }
-}
-
 /* Write P of the pair from tile k on. That of the pair before has been used: two warps that share
  * m-tiles have waited for that already. */
 template <int SHARE>
@@ -279,11 +187,7 @@ TV_DEVICE void score_publish(const struct score_loop &w, int32_t k, const float 
     uint32_t a[2][4];
 #pragma unroll
     for (int t = 0; t < 2; t++) {
-        const float(&low)[4] = s[2 * t], (&high)[4] = s[2 * t + 1];
-        a[t][0] = ptx_pack(low[0], low[1]);
-        a[t][1] = ptx_pack(low[2], low[3]);
-        a[t][2] = ptx_pack(high[0], high[1]);
-        a[t][3] = ptx_pack(high[2], high[3]);
+        score_operand(a[t], s[2 * t], s[2 * t + 1]);
     }
     if (SHARE == 4 && k > 0) {
         ptx_barrier_sync(BARRIER_P_EMPTY, softmax_threads(1));
@@ -304,28 +208,6 @@ TV_DEVICE void score_publish(const struct score_loop &w, int32_t k, const float 
     ptx_mbarrier_arrive(w.fixed + FIXED_AT(p_full));
 }
 
-/* Write lse, or its partial, of this warp's rows, and 1 / sum for the value warps. */
-TV_DEVICE void score_finish(const struct tv_flash_params &p, const struct flash_block &b,
-                            const struct layout &l, int32_t m, int32_t lane, struct softmax *state)
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float sum = state->sum[r];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        int32_t local = m * TV_PLAN_M + (lane >> 2) + 8 * r, row = b.row_first + local;
-        if ((lane & 3) == 0) {
-            float lse2 = flash_lse2(state->reference[r], sum);
-            layout_inverse(l, m)[local % TV_PLAN_M] = sum > 0.0f ? 1.0f / sum : 0.0f;
-            if (row < b.rows) {
-                float *to =
-                    b.splits > 1 ? p.partial_lse + b.partial_base + local : p.lse + b.base + row;
-                *to = b.splits > 1 ? lse2 : lse2 * CUDART_LN2_F;
-            }
-        }
-    }
-}
-
 /* Mask the pair from tile k on. `first`: no pair was masked before. */
 template <int SHARE>
 TV_DEVICE void score_mask_pair(float (&s)[4][4], const struct tv_flash_params &p,
@@ -338,7 +220,7 @@ TV_DEVICE void score_mask_pair(float (&s)[4][4], const struct tv_flash_params &p
     if (first && b.tree) {
         ptx_barrier_sync(BARRIER_MASK, softmax_threads(SHARE == 2 ? 2 : 1));
     }
-    score_window(window, p, b, l, row, (b.tile_first + k) * TV_PLAN_TOKENS - b.prefix);
+    score_window(window, p, b, l.mask, row, (b.tile_first + k) * TV_PLAN_TOKENS - b.prefix);
     if (b.tile_first + k + 1 == b.tile_end) {
         /* The second tile is not there: it was computed from whatever lay in its place. */
         window[0] &= 0xffffu;
@@ -438,7 +320,7 @@ TV_DEVICE void score_warp(const struct tv_flash_params &p, const struct flash_bl
     }
     if (SHARE == 2 || (!w.odd && !w.late)) {
         thread = ptx_thread();
-        score_finish(p, b, l, thread >> 5, thread & 31, &state);
+        score_finish(p, b, layout_inverse(l, thread >> 5), thread >> 5, thread & 31, &state);
         ptx_barrier_arrive(BARRIER_SUM, softmax_threads(SHARE == 2 ? 2 : 1));
     }
 }

@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     ptx_launch_dependents();
     ptx_wait_dependence();
     flash_fill_padding(p, (int32_t)threadIdx.x, THREADS);
-    flash_block_init(&b, p);
+    flash_block_init(&b, p, TV_FLASH_F32_M_TILES);
     if (b.m_tiles == 0) {
         return;
     }

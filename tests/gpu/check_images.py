@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Fails when a promised target is missing from libtreeverify-cuda.so.
 
-usage: check_images.py LIBRARY PTX ARCH...
+usage: check_images.py LIBRARY PTX ALONE ARCH...
 
 Reads the fat binaries inside the library itself (a magic number, then entries of a kind, 1 for PTX
 and 2 for machine code, a size and an architecture), so that it needs no toolkit. Every fat binary,
-one per source file, must hold machine code for each ARCH, and PTX for the newest.
+one per source file, must hold machine code for each ARCH, and PTX for the newest, but for as many as
+ALONE says: those hold machine code for one ARCH and nothing else (a kernel that only one device has
+instructions for; another kernel does its work on all).
 """
 
 import struct
@@ -31,11 +33,16 @@ def fat_binaries(data):
 
 
 def main():
-    library, ptx, archs = sys.argv[1], sys.argv[2], sys.argv[3:]
+    library, ptx, alone, archs = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
     with open(library, "rb") as file:
         found = list(fat_binaries(file.read()))
     wanted = {(CODE, int(arch)) for arch in archs} | ({(PTX, int(ptx))} if ptx else set())
-    missing = [(i, sorted(wanted - images)) for i, images in enumerate(found) if wanted - images]
+    single = [images for images in found if len(images) == 1 < len(wanted) and images <= wanted]
+    if len(single) != (alone if len(wanted) > 1 else 0):
+        print(f"{len(single)} fat binaries for one device alone, wanted {alone}")
+        return 1
+    missing = [(i, sorted(wanted - images)) for i, images in enumerate(found)
+               if wanted - images and images not in single]
     for i, images in missing:
         print(f"fat binary {i} lacks {images} (1: PTX, 2: machine code)")
     print(f"{len(found)} fat binaries, wanted {sorted(wanted)}")

@@ -111,11 +111,13 @@ export attn check work out source
 nvidia-smi > "$out/nvidia-smi.log" 2>&1
 say "$(date -u +%FT%TZ) $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null)"
 
-step images 10 python3 "$here/check_images.py" "$TREEVERIFY_CUDA_LIB" 120 90 120
+step images 10 python3 "$here/check_images.py" "$TREEVERIFY_CUDA_LIB" 120 1 90 120
 step example 60 env LD_LIBRARY_PATH="$installed" python3 "$usr/share/treeverify/examples/example_torch.py"
 step bundles 120 bash -c bundles
 step forced_splits 120 bash -c forced_splits
 step shapes 90 python3 "$here/check_verify_attn.py" "$TREEVERIFY_CUDA_LIB"
+# where the device has a kernel of its own, the one that runs everywhere must hold as well
+step shapes_portable 90 env TREEVERIFY_CUDA_PORTABLE=1 python3 "$here/check_verify_attn.py" "$TREEVERIFY_CUDA_LIB"
 step slots 60 bash -c slots
 for tool in memcheck racecheck initcheck synccheck; do
     step $tool 200 python3 "$here/sanitize.py" "$bare" "$work/kdtr" --tools $tool --seconds 190 "${libraries[@]}"

@@ -13,7 +13,7 @@ import os
 
 import torch
 
-ABI = 5
+ABI = 6
 F32, BF16 = 0, 1
 LATENT, ROPE = 512, 64
 

@@ -29,6 +29,8 @@ static struct tv_plan_device pick_device(void)
     device.m_tiles_max = pick(0, 1) != 0 ? 4 : 1;
     device.blocks = pick(0, 2) != 0 ? 132 : 188;
     device.splits = pick(0, 3) != 0 ? 0 : pick(1, 64);
+    device.cost_least = pick(0, 1) != 0 ? TV_PLAN_COST : TV_PLAN_COST / 2;
+    device.cost_start = pick(0, 40);
     return device;
 }
 
@@ -93,7 +95,7 @@ static void test_device_is_filled(void **unused)
 {
     static const int32_t points[][3] = {
         {16, 17, 25000}, {8, 17, 185000}, {16, 17, 185000}, {64, 64, 32768}, {16, 1, 185000}};
-    struct tv_plan_device device = {4, 132, 0};
+    struct tv_plan_device device = {4, 132, 0, TV_PLAN_COST / 2, 20};
     (void)unused;
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         struct tv_plan plan = tv_plan_request(device, points[i][1], points[i][0], points[i][2]);

@@ -1,0 +1,446 @@
+/*
+ * verify_attn_sm90.cu - the flash kernel for Hopper: bf16 inputs, wgmma, f32 sums. For sm_90a
+ * alone; verify_attn_bf16.cu is the one that runs everywhere.
+ *
+ * A block holds up to 64 folded rows (4 m-tiles) and walks its share of the KV tiles once, 32
+ * tokens (a pair of tiles) at a time, with two pairs in shared memory. Three warpgroups do two
+ * jobs:
+ *   - score: S = Q K^T with all of Q in registers, so that a warp has all scores of the 16 rows of
+ *     its m-tile; mask, online softmax; P goes to shared memory.
+ *   - values, two of them, 256 of the 512 latent columns each: O += P V, with V the same rows read
+ *     across. Each starts the copies of its own columns (the second also those of RoPE) for the
+ *     pair after next as soon as it is through with them, without waiting for the other.
+ * Shared memory is as for the portable kernel, at most TV_CUDA_SHARED_MAX.
+ *
+ * Refuses: other dims than 512 + 64, other types (verify_attn.cu checks).
+ */
+#include <cuda.h>
+
+#include "verify_attn_bf16_softmax.cuh"
+#include "verify_attn_sm90.cuh"
+#include "wgmma.cuh"
+
+typedef CUresult (*tv_cuda_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                      const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                      const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* First row in the pool of a pair of tiles, or of its second tile. */
+TV_DEVICE int32_t pool_row(const struct tv_flash_params &p, const struct flash_block &b,
+                           int32_t tile)
+{
+    const int32_t *table = p.page_table + (int64_t)b.request * p.max_pages;
+    int32_t page = table[tile >> p.page_tiles_log2];
+    int32_t tile_mask = (1 << p.page_tiles_log2) - 1;
+    return ((page << p.page_tiles_log2) + (tile & tile_mask)) * TV_PLAN_TOKENS;
+}
+
+/* Start the copies of a value warpgroup's blocks of pair `pair`, whose stage must be free, by one
+ * lane. row: where its first tile lies in the pool. */
+TV_DEVICE void fetch_pair(const struct tv_flash_params &p, const CUtensorMap *map,
+                          const struct flash_block &b, int32_t pair, int32_t group, int32_t row)
+{
+    int32_t stage = pair % STAGES, tile = b.tile_first + 2 * pair, first = group * GROUP_BLOCKS;
+    uint32_t to = sm90_stage(pair) + first * BLOCK_STRIDE;
+    uint32_t full = SM90_AT(kv_full) + (stage * VALUE_GROUPS + group) * 8;
+    int32_t blocks = group == 0 ? GROUP_BLOCKS : BLOCKS - GROUP_BLOCKS;
+    /* Pages of 16 rows: a copy for each tile, and none for one behind the end. */
+    bool halves = p.page_tiles_log2 == 0, both = !halves || tile + 1 < b.tile_end;
+    int32_t next = halves && both ? pool_row(p, b, tile + 1) : 0;
+    ptx_mbarrier_expect(full, (uint32_t)blocks * (both ? BLOCK_STRIDE : BLOCK_STRIDE / 2));
+#pragma unroll 1
+    for (int32_t c = 0; c < blocks; c++) {
+        ptx_tensor_copy2(to, map, (first + c) * (BLOCK_BYTES / 2), row, full);
+        if (halves && both) {
+            ptx_tensor_copy2(to + BLOCK_STRIDE / 2, map, (first + c) * (BLOCK_BYTES / 2), next,
+                             full);
+        }
+        to += BLOCK_STRIDE;
+    }
+}
+
+/* Where the block's rows of Q wait to become fragments. When they leave room for the first pair of
+ * tiles, its copies need not wait for them. */
+TV_DEVICE bool query_beside(const struct flash_block &b)
+{
+    return b.m_tiles * TV_PLAN_M * Q_STRIDE <= STAGE_BYTES + (int32_t)sizeof(sm90_fixed::p);
+}
+
+/* The warp's rows, to where they wait: read from the request's last row past its end. */
+TV_DEVICE void query_copy(const struct tv_flash_params &p, const struct flash_block &b,
+                          uint32_t stage, int32_t m, int32_t lane)
+{
+    uint32_t full = SM90_AT(q_full) + m * 8;
+    if (lane == 0) {
+        ptx_mbarrier_expect(full, TV_PLAN_M * ROW_BYTES);
+    }
+    __syncwarp();
+    if (lane < TV_PLAN_M) {
+        int32_t row = min(b.row_first + m * TV_PLAN_M + lane, b.rows - 1);
+        ptx_bulk_copy(stage + lane * Q_STRIDE,
+                      (const unsigned char *)p.q + (b.base + row) * ROW_BYTES, ROW_BYTES, full);
+    }
+    ptx_mbarrier_wait(full, 0);
+}
+
+/* Fragments of the warp's m-tile, and its RoPE block to its place in shared memory; whatever lies
+ * there where the block has no such m-tile. */
+TV_DEVICE void query_load(uint32_t (&q)[STEPS][4], const struct tv_flash_params &p,
+                          const struct flash_block &b)
+{
+    int32_t lane = ptx_thread() & 31, m = ptx_warp();
+    uint32_t stage = sm90_stage(query_beside(b) ? 1 : 0) + m * (TV_PLAN_M * Q_STRIDE);
+    if (m < b.m_tiles) {
+        query_copy(p, b, stage, m, lane);
+        uint32_t from = stage + (lane & 15) * Q_STRIDE + (lane >> 4) * 16;
+#pragma unroll
+        for (int j = 0; j < STEPS; j++) {
+            ptx_ldmatrix(q[j], from + j * 32);
+        }
+#pragma unroll
+        for (int i = 0; i < TV_MLA_ROPE / 16; i++) {
+            uint32_t piece[4];
+            ptx_load4(piece, from + STEPS * 32 + i * 32);
+            ptx_store4(SM90_AT(q_rope) + (2 * i + (lane >> 4)) * PIECES +
+                           (m * TV_PLAN_M + (lane & 15)) * 16,
+                       piece);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < STEPS; j++) {
+            q[j][0] = q[j][1] = q[j][2] = q[j][3] = 0;
+        }
+    }
+    ptx_fence_async();
+    ptx_barrier_sync(BARRIER_SCORE, GROUP_LANES);
+}
+
+/* S of a pair: each half of the dims as soon as it is there. */
+TV_DEVICE void score_product(float (&x)[4][4], const uint32_t (&q)[STEPS][4], int32_t pair)
+{
+    constexpr int half = GROUP_BLOCKS * BLOCK_STEPS;
+    int32_t stage = pair % STAGES;
+    uint32_t full = SM90_AT(kv_full) + stage * VALUE_GROUPS * 8;
+    uint64_t k = ptx_wgmma_operand(ptx_wgmma_swizzled(16), sm90_stage(pair));
+    uint64_t q_rope = ptx_wgmma_operand(ptx_wgmma_pieces(PIECES), SM90_AT(q_rope));
+    ptx_mbarrier_wait(full, pair_parity(pair));
+    ptx_wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < half; j++) {
+        ptx_wgmma_scores(x, q[j], k + (j / BLOCK_STEPS * BLOCK_STRIDE + j % BLOCK_STEPS * 32) / 16,
+                         j > 0);
+    }
+    ptx_wgmma_commit();
+    ptx_mbarrier_wait(full + 8, pair_parity(pair));
+    ptx_wgmma_fence();
+#pragma unroll
+    for (int j = half; j < STEPS; j++) {
+        ptx_wgmma_scores(x, q[j], k + (j / BLOCK_STEPS * BLOCK_STRIDE + j % BLOCK_STEPS * 32) / 16,
+                         1);
+    }
+    k += (BLOCKS - 1) * BLOCK_STRIDE / 16;
+#pragma unroll
+    for (int j = 0; j < BLOCK_STEPS; j++) {
+        ptx_wgmma_scores(x, q_rope + j * 2 * PIECES / 16, k + j * 2);
+    }
+    ptx_wgmma_commit();
+    ptx_wgmma_wait(x);
+}
+
+/* Write P of a pair for the value warpgroups, once they have read that of the pair before last. */
+TV_DEVICE void score_publish(int32_t pair, const float (&x)[4][4], const float (&alpha)[2],
+                             bool moved)
+{
+    int32_t lane = ptx_thread() & 31, m = ptx_thread() >> 5, stage = pair % STAGES,
+            at = stage * M_TILES_MAX + m;
+    uint32_t a[2][4];
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        score_operand(a[t], x[2 * t], x[2 * t + 1]);
+    }
+    if (pair >= STAGES) {
+        ptx_mbarrier_wait(SM90_AT(p_empty) + stage * 8, pair_parity(pair - STAGES));
+    }
+    uint32_t to = SM90_AT(p) + stage * P_BYTES + m * (TV_PLAN_M * 16) + lane * 4;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        ptx_store1(to + i / 2 * PIECES + i % 2 * 128, a[i / 4][i % 4]);
+    }
+    if (__builtin_expect(moved, 0) && (lane & 3) == 0) {
+        uint32_t factor = SM90_AT(alpha) + (at * TV_PLAN_M + (lane >> 2)) * 4;
+        ptx_store1(factor, __float_as_uint(alpha[0]));
+        ptx_store1(factor + 32, __float_as_uint(alpha[1]));
+    }
+    if (lane == 0) {
+        ptx_store1(SM90_AT(moved) + at * 4, moved);
+    }
+    ptx_fence_async();
+}
+
+/* Mask a pair that holds tree nodes. Everything is read again: it is rare, and registers are few.
+ */
+TV_DEVICE void score_mask_pair(float (&x)[4][4], const struct tv_flash_params &p, int32_t pair)
+{
+    const struct flash_block &b = sm90_block();
+    int32_t lane = ptx_thread() & 31, row = b.row_first + (ptx_thread() >> 5) * TV_PLAN_M;
+    uint32_t window[2];
+    ptx_mbarrier_wait(SM90_AT(mask_full), 0);
+    score_window(window, p, b, sm90_mask(), row + (lane >> 2),
+                 (b.tile_first + 2 * pair) * TV_PLAN_TOKENS - b.prefix);
+    score_mask(x, window, lane);
+}
+
+/* The score warpgroup. */
+TV_DEVICE void score_group(const struct tv_flash_params &p, const struct flash_block &b)
+{
+    uint32_t q[STEPS][4];
+    struct softmax state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
+    query_load(q, p, b);
+    ptx_mbarrier_arrive(SM90_AT(q_taken));
+#pragma unroll 1
+    for (int32_t i = 0; i < (int32_t)ptx_load1(SM90_AT(pairs)); i++) {
+        float x[4][4], alpha[2];
+        score_product(x, q, i);
+        if (__builtin_expect(i >= (int32_t)ptx_load1(SM90_AT(tree)), 0)) {
+            score_mask_pair(x, p, i);
+        }
+        bool moved = score_move(x, &state, alpha, p.scale_log2);
+        score_exp(x, &state, p.scale_log2);
+        score_publish(i, x, alpha, moved);
+        ptx_mbarrier_arrive(SM90_AT(p_full) + i % STAGES * 8);
+    }
+    int32_t m = ptx_warp();
+    if (m < b.m_tiles) {
+        score_finish(p, b, sm90_fixed_part()->inverse[m], m, ptx_thread() & 31, &state);
+    }
+    ptx_mbarrier_arrive(SM90_AT(sum_full));
+}
+
+/* Clear a value warpgroup's columns of a pair's rows from `row` on: nothing that lies behind the
+ * request's last slot may meet a product, not even times zero. Scores have been read from it. */
+TV_DEVICE void value_clear(int32_t pair, int32_t group, int32_t row)
+{
+    int32_t thread = ptx_thread() % GROUP_LANES;
+    unsigned char *at = sm90_memory + pair % STAGES * STAGE_BYTES +
+                        (group * GROUP_BLOCKS + thread / 32) * BLOCK_STRIDE + thread % 32 * 4;
+    for (; row < PAIR_TOKENS; row++) {
+        *(uint32_t *)(at + row * BLOCK_BYTES) = 0;
+    }
+    ptx_fence_async();
+    ptx_barrier_sync(BARRIER_GROUP + group, GROUP_LANES);
+}
+
+/* O += P V of a pair. */
+TV_DEVICE void value_pair(float (&o)[COLUMNS / 8][4], const struct flash_block &b, int32_t i,
+                          int32_t group, bool last)
+{
+    int32_t lane = ptx_thread() & 31, m = ptx_warp() & 3, stage = i % STAGES;
+    int32_t at = stage * M_TILES_MAX + m;
+    uint64_t a = ptx_wgmma_operand(ptx_wgmma_pieces(PIECES), SM90_AT(p) + stage * P_BYTES);
+    uint64_t v = ptx_wgmma_operand(ptx_wgmma_swizzled(BLOCK_STRIDE),
+                                   sm90_stage(i) + group * GROUP_BLOCKS * BLOCK_STRIDE);
+    ptx_mbarrier_wait(SM90_AT(kv_full) + (stage * VALUE_GROUPS + group) * 8, pair_parity(i));
+    ptx_mbarrier_wait(SM90_AT(p_full) + stage * 8, pair_parity(i));
+    if (__builtin_expect(ptx_load1(SM90_AT(moved) + at * 4), 0)) {
+        uint32_t factor = SM90_AT(alpha) + (at * TV_PLAN_M + (lane >> 2)) * 4;
+        float a0 = __uint_as_float(ptx_load1(factor)), a1 = __uint_as_float(ptx_load1(factor + 32));
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; n++) {
+            o[n][0] *= a0;
+            o[n][1] *= a0;
+            o[n][2] *= a1;
+            o[n][3] *= a1;
+        }
+    }
+    if (__builtin_expect(last, 0)) {
+        value_clear(i, group, b.last + 1 - (b.tile_first + 2 * i) * TV_PLAN_TOKENS);
+    }
+    ptx_wgmma_fence();
+    ptx_wgmma_values(o, a, v);
+    ptx_wgmma_values(o, a + 2 * PIECES / 16, v + BLOCK_STRIDE / 2 / 16);
+    ptx_wgmma_commit();
+    ptx_wgmma_wait(o);
+    ptx_mbarrier_arrive(SM90_AT(p_empty) + stage * 8);
+}
+
+/* Write a warp's columns of its rows: the result, or the split's partial sums. The four lanes of a
+ * row write whole sectors of partial sums, and halves of sectors of a bf16 result. */
+TV_DEVICE void value_write(const struct tv_flash_params &p, const struct flash_block &b, int32_t m,
+                           int32_t group, const float (&o)[COLUMNS / 8][4])
+{
+    int32_t lane = ptx_thread() & 31, column = group * COLUMNS + (lane & 3) * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int32_t local = m * TV_PLAN_M + (lane >> 2) + 8 * r, row = b.row_first + local;
+        float scale = sm90_fixed_part()->inverse[m][local % TV_PLAN_M];
+        int64_t at =
+            (b.splits > 1 ? b.partial_base + local : b.base + row) * TV_MLA_LATENT + column;
+        if (row >= b.rows) {
+            continue;
+        }
+        if (b.splits == 1 && p.out_bf16) {
+            uint32_t *to = (uint32_t *)((__nv_bfloat16 *)p.out + at);
+#pragma unroll
+            for (int n = 0; n < COLUMNS / 8; n++) {
+                to[n * 4] = ptx_pack(o[n][2 * r] * scale, o[n][2 * r + 1] * scale);
+            }
+        } else {
+            float *to = (b.splits > 1 ? p.partial_out : (float *)p.out) + at;
+#pragma unroll
+            for (int n = 0; n < COLUMNS / 8; n++) {
+                *(float2 *)(to + n * 8) = make_float2(o[n][2 * r] * scale, o[n][2 * r + 1] * scale);
+            }
+        }
+    }
+}
+
+/* A value warpgroup. */
+TV_DEVICE void value_group(const struct tv_flash_params &p, const CUtensorMap *map,
+                           const struct flash_block &b)
+{
+    float o[COLUMNS / 8][4] = {};
+    int32_t thread = ptx_thread(), group = ptx_warp() / GROUP_WARPS - 1;
+    int32_t pairs = (b.tile_end - b.tile_first + 1) / 2;
+    bool copies = ptx_warp() % GROUP_WARPS == 0;
+    if (copies) {
+        bool beside = query_beside(b);
+#pragma unroll 1
+        for (int32_t i = 0; i < STAGES && i < pairs; i++) {
+            if (i > 0 || !beside) {
+                ptx_mbarrier_wait(SM90_AT(q_taken), 0);
+            }
+            if (ptx_elect()) {
+                /* Q was read from the places. */
+                ptx_fence_async();
+                fetch_pair(p, map, b, i, group, pool_row(p, b, b.tile_first + 2 * i));
+            }
+            __syncwarp();
+        }
+    }
+    if (b.tree) {
+        flash_build_mask(p, b, sm90_mask(), thread - GROUP_LANES, VALUE_LANES);
+        ptx_mbarrier_arrive(SM90_AT(mask_full));
+    }
+#pragma unroll 1
+    for (int32_t i = 0; i < pairs; i++) {
+        bool more = i + STAGES < pairs;
+        int32_t row = copies && more ? pool_row(p, b, b.tile_first + 2 * (i + STAGES)) : 0;
+        value_pair(o, b, i, group, i + 1 == pairs);
+        if (more) {
+            ptx_barrier_sync(BARRIER_GROUP + group, GROUP_LANES);
+            if (copies) {
+                if (ptx_elect()) {
+                    fetch_pair(p, map, b, i + STAGES, group, row);
+                }
+                __syncwarp();
+            }
+        }
+    }
+    ptx_mbarrier_wait(SM90_AT(sum_full), 0);
+    int32_t m = ptx_warp() & 3;
+    if (m < b.m_tiles) {
+        value_write(p, b, m, group, o);
+    }
+}
+
+/* Barriers by one thread; the block's description must be there. */
+TV_DEVICE void barriers_init(void)
+{
+    for (int i = 0; i < STAGES; i++) {
+        ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8, 1);
+        ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8 + 8, 1);
+        ptx_mbarrier_init(SM90_AT(p_full) + i * 8, GROUP_LANES);
+        ptx_mbarrier_init(SM90_AT(p_empty) + i * 8, VALUE_LANES);
+        for (int m = 0; m < M_TILES_MAX; m++) {
+            sm90_fixed_part()->moved[i][m] = 0;
+        }
+    }
+    for (int m = 0; m < M_TILES_MAX; m++) {
+        ptx_mbarrier_init(SM90_AT(q_full) + m * 8, 1);
+    }
+    ptx_mbarrier_init(SM90_AT(q_taken), GROUP_LANES);
+    ptx_mbarrier_init(SM90_AT(mask_full), VALUE_LANES);
+    ptx_mbarrier_init(SM90_AT(sum_full), GROUP_LANES);
+    ptx_fence_async();
+}
+
+__global__ void __launch_bounds__(THREADS, 1)
+    verify_attn_flash_sm90(const __grid_constant__ struct tv_flash_params p,
+                           const __grid_constant__ CUtensorMap map)
+{
+    const struct flash_block &b = sm90_block();
+    ptx_launch_dependents();
+    if (threadIdx.x == 32) {
+        ptx_prefetch_map(&map);
+        barriers_init();
+    }
+    ptx_wait_dependence();
+    if (threadIdx.x == 0) {
+        flash_block_init(&sm90_fixed_part()->block, p, M_TILES_MAX);
+        sm90_fixed_part()->pairs = (b.tile_end - b.tile_first + 1) / 2;
+        sm90_fixed_part()->tree = max(b.prefix / PAIR_TOKENS - b.tile_first / 2, 0);
+    }
+    __syncthreads();
+    if (b.m_tiles == 0) {
+        flash_fill_padding(p, (int32_t)threadIdx.x, THREADS);
+        return;
+    }
+    if (ptx_warp() < GROUP_WARPS) {
+        ptx_registers_take<SCORE_REGISTERS>();
+        score_group(p, b);
+        /* It is through well before the value warpgroups. */
+        flash_fill_padding(p, (int32_t)threadIdx.x, GROUP_LANES);
+    } else {
+        ptx_registers_keep<VALUE_REGISTERS>();
+        value_group(p, &map, b);
+    }
+}
+
+/* Ancestor sets of as many nodes as a block's rows can touch. */
+static int32_t mask_bytes(const struct tv_flash_params *p)
+{
+    int32_t nodes = (M_TILES_MAX * TV_PLAN_M - 2) / p->heads + 2;
+    nodes = nodes < p->q_len ? nodes : p->q_len;
+    return nodes * p->mask_words * 4;
+}
+
+int tv_flash_sm90_prepare(void)
+{
+    return tv_flash_prepare_kernel((const void *)verify_attn_flash_sm90, TV_CUDA_SHARED_MAX);
+}
+
+/* The pool as [rows][576] for the copy engine: a box is one block of a pair, or of a tile where
+ * pages have no more rows. */
+static int encode_map(CUtensorMap *map, const struct tv_cuda *cuda, const struct tv_flash_params *p,
+                      int64_t rows)
+{
+    cuuint64_t dims[2] = {TV_MLA_ROW, (cuuint64_t)rows}, strides[1] = {ROW_BYTES};
+    cuuint32_t box[2] = {BLOCK_BYTES / 2, PAIR_TOKENS};
+    cuuint32_t steps[2] = {1, 1};
+    tv_cuda_encode_fn encode = (tv_cuda_encode_fn)cuda->tensor_map_encode;
+    if (rows > INT32_MAX) {
+        return -EINVAL;
+    }
+    if (p->page_tiles_log2 == 0) {
+        box[1] = TV_PLAN_TOKENS;
+    }
+    CUresult result =
+        encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, sizeof box / sizeof box[0], (void *)p->kv,
+               dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? 0 : -EINVAL;
+}
+
+int tv_flash_sm90_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p,
+                         int64_t pool_rows, int32_t batch, int32_t blocks, cudaStream_t stream)
+{
+    CUtensorMap map;
+    dim3 grid((uint32_t)blocks, (uint32_t)batch);
+    int result = encode_map(&map, cuda, p, pool_rows);
+    if (result < 0) {
+        return result;
+    }
+    void *args[2] = {(void *)p, &map};
+    return tv_flash_launch((const void *)verify_attn_flash_sm90, grid, THREADS,
+                           SM90_SHARED + mask_bytes(p), stream, args);
+}
