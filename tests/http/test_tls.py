@@ -5,6 +5,7 @@ Every certificate is made here by an authority of the test's own (certs.py); cli
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -17,8 +18,9 @@ import time
 import unittest
 import warnings
 
-from harness import Caller, FixedDaemon, Reader, request_bytes, round_body, sized, verify_path, wait_until
+from harness import CONTRACT, Caller, FixedDaemon, Reader, request_bytes, round_body, sized, verify_path, wait_until
 from certs import Authority, not_after_s, serial
+from events import Stream
 from metrics import parse
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "clients", "python", "src"))
@@ -177,6 +179,18 @@ class TlsTest(unittest.TestCase):
         with self.daemon() as daemon:
             self.assertEqual(self.serial_of(daemon), serial(leaf))
 
+    def test_the_pair_of_the_readme(self):
+        """The command as it stands there makes one that is served and trusted."""
+        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+        command = re.search(r"(?m)^    (openssl req -x509 (?:.*\\\n)*.*)$", read(os.path.join(root, "README.md"))).group(1)
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["/bin/sh", "-c", command], cwd=folder, check=True, capture_output=True, timeout=60)
+            cert = os.path.join(folder, "tls.crt")
+            with TlsDaemon(ssl.create_default_context(cafile=cert), cert, os.path.join(folder, "tls.key")) as daemon:
+                caller = TlsCaller(daemon)
+                self.assertEqual(caller.call("GET", "/healthz").status, 200)
+                caller.close()
+
     def test_reload_keeps_connections_and_sessions(self):
         """A new pair is for new connections; the ones that stand go on, and so do their sessions."""
         with self.daemon() as daemon:
@@ -200,6 +214,29 @@ class TlsTest(unittest.TestCase):
             text = metrics.call("GET", "/metrics").body.decode()
             metrics.close()
             self.assertEqual(parse(text)["treeverify_tls_not_after_seconds"].total(), not_after_s(self.second[0]))
+
+    def test_events_across_a_reload(self):
+        """A stream is a connection too: it goes on under the pair that it began with."""
+        with self.daemon() as daemon:
+            caller = TlsCaller(daemon)
+            state = caller.session()
+            path = f"/v1/sessions/{state['session']}"
+            stream = Stream(daemon.connect(), CONTRACT, f"{path}/events")
+            self.assertEqual(stream.next().name, "state")
+            for i in range(4):
+                if i == 2:
+                    self.place(self.second)
+                    self.reload(daemon, {"done": 1, "failed": 0})
+                answer = caller.call("POST", verify_path(state), round_body(state, [7, 8], [0, 0]))
+                self.assertEqual(answer.status, 200, answer.body)
+                state.update(answer.json)
+                event = stream.next()
+                self.assertEqual((event.name, event.data["digest"]), ("commit", state["digest"]))
+            self.assertEqual(int(stream.sock.getpeercert()["serialNumber"], 16), serial(self.first[0]))
+            self.assertEqual(caller.call("DELETE", path).status, 204)
+            self.assertEqual(stream.rest(), [("end", None, {"reason": "deleted"})])
+            stream.close()
+            caller.close()
 
     def test_reload_storm(self):
         """Pairs change under handshakes: each handshake is whole, with the one or the other."""
