@@ -50,6 +50,7 @@ static void defaults(struct tv_config *config)
         .fetch_bytes = 256 << 20,
         .connections_max = 2048,
         .event_readers_max = 256,
+        .idle_pages_s = 10,
         .drain_grace_s = 10,
         .drain_max_s = 30,
         .http_threads = 2,

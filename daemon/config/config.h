@@ -72,6 +72,7 @@ struct tv_config {
     int64_t body_bytes, body_bytes_large, inline_bytes, answers_bytes, fetch_bytes;
     int32_t connections_max, connections_per_address; /* per address 0: 64, off on loopback */
     int32_t event_readers_max;
+    int32_t idle_pages_s; /* 0: as long as the lease */
     int32_t drain_grace_s, drain_max_s;
     int32_t http_threads;
     int32_t synthetic_acceptance_count; /* 0: off */

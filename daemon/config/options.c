@@ -509,6 +509,9 @@ static const struct tv_option table[] = {
      0, 0},
     INT("max_sessions", max_sessions, 1, 1 << 20, "open sessions"),
     INT("queue_max", queue_max, 1, 1 << 20, "calls that may wait for the worker"),
+    INT("idle_pages_s", idle_pages_s, 0, 3600,
+        "seconds after its last round for which a session's pages are its own; then the one idle "
+        "for longest goes (410 session-expired) when a call lacks pages; 0: while its lease lasts"),
     INT("launch_max_s", launch_max_s, 0, 3600,
         "seconds without progress in an engine call after which readiness fails; 0: 4 where the "
         "backend counts its progress (cpu), 30 for a whole call elsewhere"),

@@ -106,7 +106,8 @@ int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
     enum tv_code code = tv_sessions_find(&sched->table, request->session, call->principal,
                                          tv_clock_us(), ret_session);
     if (code == TV_SESSION_EXPIRED) {
-        tv_problem_set(problem, code, NULL, "the session's lease is over");
+        tv_problem_set(problem, code, NULL,
+                       "the session's lease is over, or it was idle and its pages were needed");
         (void)pthread_cond_signal(&sched->wake); /* if it ended here, its pages go back now */
     } else if (code != TV_OK) {
         tv_problem_set(problem, code, NULL, "no such session");

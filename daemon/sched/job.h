@@ -179,6 +179,7 @@ struct tv_sched {
     int64_t engine_left_us;  /* when the last engine call ended; 0: none has */
     struct curve_point curve[TV_SCHED_CURVE_POINTS];
     struct tv_account *accounts; /* of every principal that has called */
+    int64_t idle_closed;         /* sessions that gave their pages to others */
 
     struct tv_stats *stats;            /* not owned */
     struct tv_stats_names stats_names; /* not changed once calls come */
@@ -328,6 +329,11 @@ void tv_sched_pages_run(struct tv_sched *sched, struct job *job);
 int tv_sched_prev_settle(struct tv_sched *sched, struct job *job);
 /* With the lock, before a held round is settled or given up: what its drafts were good for. */
 void tv_sched_held_judge(struct job *job, int64_t now_us);
+/* idle.c: the worker thread, without the lock. A call lacks pages: close sessions that nobody uses,
+ * when that is enough. 1: some were closed, and the call may try again. */
+int tv_sched_idle_give(struct tv_sched *sched, const struct tv_cache_shortage *shortage);
+/* worker.c: close the contexts of the gone, and free them. */
+void tv_sched_bury(struct tv_sched *sched, struct tv_session *gone);
 /* lost.c. note: the worker thread, without the lock: an engine call said rc. The others, which look
  * at `lost`: why what did not start is refused when everything ends, with the lock or on the worker
  * thread. */

@@ -242,7 +242,9 @@ static void round_settle(struct tv_sched *sched, int32_t i, int32_t count)
     if (out->code == TV_OK && out->accepted_count < 1) {
         out->code = TV_KERNEL_FAULT; /* the call failed before this round was answered */
     }
-    if (out->code != TV_OK) {
+    if (out->code == TV_KV_FULL && tv_sched_idle_give(sched, &out->shortage)) {
+        abandon(sched, captured); /* it has changed nothing: it goes with the next launch */
+    } else if (out->code != TV_OK) {
         abandon(sched, captured);
         job->shortage = out->shortage;
         tv_sched_job_fail(sched, job, out->code, "%s",

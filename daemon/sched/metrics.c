@@ -185,8 +185,12 @@ static void write_sessions(struct tv_sched *sched, struct tv_stats_text *text)
             table->created_count);
     counter(text, "treeverify_sessions_closed_total",
             "Sessions closed before their lease was over.", table->closed_count);
-    counter(text, "treeverify_lease_expired_total", "Sessions whose lease was over.",
+    counter(text, "treeverify_lease_expired_total",
+            "Sessions whose lease was over, or that were idle when others needed their pages.",
             table->expired_count);
+    counter(text, "treeverify_idle_closed_total",
+            "Of these, sessions that were idle when others needed their pages.",
+            sched->idle_closed);
 }
 
 /* With the lock. */

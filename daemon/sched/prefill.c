@@ -70,6 +70,16 @@ static int slice_run(struct tv_sched *sched, struct job *job, int32_t count,
     return rc != 0 ? rc : tv_sched_hidden_slice(job, job->token_done, count, &hidden);
 }
 
+/* Is there, or can there be, room for all that is left of the prompt? Then for this slice too. */
+static int idle_give(struct tv_sched *sched, const struct job *job)
+{
+    struct tv_cache_shortage all = job->shortage;
+    int32_t page = sched->table.params.page_size;
+    int64_t left = ((int64_t)job->token_count - job->token_done + page - 1) / page;
+    all.pages_needed = left > all.pages_needed ? left : all.pages_needed;
+    return tv_sched_idle_give(sched, &all);
+}
+
 void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t rows_max)
 {
     int draws = job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_EXTEND;
@@ -90,7 +100,11 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t row
         int last = job->token_done + count == job->token_count;
         int64_t start_us = tv_clock_us() - sched->between_us;
         tv_sched_engine_enter(sched);
-        int rc = slice_run(sched, job, count, draws && last ? &job->rule : NULL, &drawn);
+        const struct tv_round_rule *rule = draws && last ? &job->rule : NULL;
+        int rc = slice_run(sched, job, count, rule, &drawn);
+        while (rc == -ENOSPC && idle_give(sched, job)) {
+            rc = slice_run(sched, job, count, rule, &drawn);
+        }
         tv_sched_engine_leave(sched, rc == -EIO || rc == -ENOTRECOVERABLE ? rc : 0);
         tv_sched_count_engine(sched, rc == -ENOSPC || rc == -EDOM ? 0 : rc);
         job->gpu_us += tv_clock_us() - sched->between_us - start_us;

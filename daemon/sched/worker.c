@@ -165,7 +165,7 @@ static int plan(struct tv_sched *sched, struct turn *turn, int64_t *ret_wake_us)
            turn->abort != NULL || turn->pages != NULL;
 }
 
-static void bury(struct tv_sched *sched, struct tv_session *gone)
+void tv_sched_bury(struct tv_sched *sched, struct tv_session *gone)
 {
     while (gone != NULL) {
         struct tv_session *session = gone;
@@ -179,7 +179,7 @@ static void bury(struct tv_sched *sched, struct tv_session *gone)
 static void act(struct tv_sched *sched, const struct turn *turn)
 {
     tv_sched_calls_done(sched, turn->calls);
-    bury(sched, turn->gone);
+    tv_sched_bury(sched, turn->gone);
     if (turn->deep) {
         tv_sched_self_test_run(sched);
     }

@@ -118,6 +118,7 @@ struct tv_session {
 
     int32_t lease_s;
     int64_t lease_expires_us; /* monotonic; decides */
+    int64_t idle_us;          /* when its last operation ended */
     int64_t lease_expires_unix_ms;
 
     int64_t verify_rounds, verify_tokens; /* for the mean acceptance length */
@@ -237,6 +238,8 @@ void tv_sessions_remove(struct tv_sessions *table, struct tv_session *session,
 void tv_session_tell(struct tv_session *session, int32_t number, char *text, size_t bytes);
 /* The number behind which every later text of its feed stands. */
 int32_t tv_session_told(const struct tv_session *session);
+/* As when its lease is over; it is idle. */
+void tv_sessions_expire(struct tv_sessions *table, struct tv_session *session);
 /* Expire what is idle and over its lease; the earliest end of the others' leases, or INT64_MAX. */
 int64_t tv_sessions_sweep(struct tv_sessions *table, int64_t now_us);
 /* States of the principal's sessions: *ret_states malloc'd, each to be destroyed. 0 or -ENOMEM. */

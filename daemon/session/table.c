@@ -287,6 +287,7 @@ void tv_session_idle(struct tv_sessions *table, struct tv_session *session)
     session->busy = 0;
     session->running_seq = 0;
     session->operation = NULL;
+    session->idle_us = tv_clock_us();
     if (session->gone) {
         gone_push(table, session);
     }
@@ -324,7 +325,7 @@ static int lease_over(const struct tv_session *session, int64_t now_us)
     return !in_use(session) && now_us >= session->lease_expires_us;
 }
 
-static void expire(struct tv_sessions *table, struct tv_session *session)
+void tv_sessions_expire(struct tv_sessions *table, struct tv_session *session)
 {
     struct tv_session_tomb *tomb = &table->tombs[table->tomb_next];
     tomb->key = id_key(session->id);
@@ -351,7 +352,7 @@ enum tv_code tv_sessions_find(struct tv_sessions *table, const char *id, const c
             return TV_SESSION_NOT_FOUND;
         }
         if (lease_over(session, now_us)) {
-            expire(table, session);
+            tv_sessions_expire(table, session);
             return TV_SESSION_EXPIRED;
         }
         *ret_session = session;
@@ -376,7 +377,7 @@ int64_t tv_sessions_sweep(struct tv_sessions *table, int64_t now_us)
         while (session != NULL) {
             struct tv_session *next = session->next;
             if (lease_over(session, now_us)) {
-                expire(table, session);
+                tv_sessions_expire(table, session);
             } else if (!in_use(session) && session->lease_expires_us < earliest_us) {
                 earliest_us = session->lease_expires_us;
             }

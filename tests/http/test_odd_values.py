@@ -255,7 +255,7 @@ class NumericFaultTest(unittest.TestCase):
 class FullPoolTest(unittest.TestCase):
     def test_b58_full_pool_over_http(self):
         """503 kv-full names the pages, changes nothing, and the same request works when there is room."""
-        with RealDaemon("--page-size", "16", "--pages", "12") as daemon:
+        with RealDaemon("--page-size", "16", "--pages", "12", "--idle-pages-s", "0") as daemon:
             caller = Caller(daemon)
             pages = caller.call("GET", "/v1/model").json["pages"]
             first = caller.session(tokens=list(range(1, 63)))
@@ -289,6 +289,31 @@ class FullPoolTest(unittest.TestCase):
             caller.call("DELETE", path)
             self.await_free(caller, pages["free"])
             caller.close()
+
+    def test_idle_leases_do_not_shut_the_server(self):
+        """An hour's lease that nobody uses holds pages only until somebody needs them."""
+        with RealDaemon("--page-size", "16", "--pages", "12", "--idle-pages-s", "1") as daemon:
+            caller = Caller(daemon)
+            idle = caller.session(tokens=list(range(1, 63)), lease_s=3600)
+            answers = []
+
+            def opened():
+                body = {"tokens": list(range(101, 201)), "lease_s": 3600}  # 7 pages of the 5 that are left
+                answers.append(caller.call("POST", "/v1/sessions", body))
+                return answers[-1].status == 201
+
+            wait_until(opened, 60, "the idle session gives its pages")
+            self.assertLessEqual({answer.code for answer in answers[:-1]}, {"kv-full"})
+            self.assertEqual(self.look_at(caller, idle), (410, "session-expired"))
+            state = answers[-1].json
+            self.assertEqual(caller.call("POST", verify_path(state), round_body(state)).status, 200)
+            text = caller.call("GET", "/metrics").body.decode()
+            self.assertIn("treeverify_idle_closed_total 1\n", text)
+            caller.close()
+
+    def look_at(self, caller, state):
+        answer = caller.call("GET", f"/v1/sessions/{state['session']}")
+        return answer.status, answer.code
 
     def await_free(self, caller, pages):
         """The worker closes what was deleted or refused in its next turn."""

@@ -1,0 +1,227 @@
+/*
+ * test_sched_idle.c - leases that nobody uses do not shut the server: who gives pages when a call
+ * lacks some, who does not, and that nobody gives any in vain.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "test_sched_fixture.h"
+
+#define PAGES  24 /* of 16 rows */
+#define SECOND INT64_C(1000000)
+
+/* The real clock, and what a test puts before it. */
+static _Atomic int64_t ahead_us;
+
+int64_t __real_tv_clock_us(void);
+int64_t __wrap_tv_clock_us(void);
+int64_t __wrap_tv_clock_us(void)
+{
+    return __real_tv_clock_us() + atomic_load(&ahead_us);
+}
+
+static int setup(void **state)
+{
+    struct fixture *fixture = malloc(sizeof *fixture);
+    assert_non_null(fixture);
+    fixture_start_pages(fixture, PAGES);
+    fixture->config.idle_pages_s = 3000; /* no machine is so slow */
+    *state = fixture;
+    return 0;
+}
+
+static void pass(int64_t seconds)
+{
+    (void)atomic_fetch_add(&ahead_us, seconds * SECOND);
+}
+
+/* A create of `count` tokens whose prompt has no page in common with any other. */
+static struct tv_call *create(struct fixture *fixture, const char *principal, int32_t count,
+                              struct client *client)
+{
+    static const uint8_t model_id[32];
+    static int32_t serial;
+    char body[4096];
+    int at = snprintf(body, sizeof body, "{\"lease_s\":3600,\"tokens\":[");
+    serial++;
+    memset(client, 0, sizeof *client);
+    tv_digest_start(&client->digest, model_id, "", 0);
+    for (int32_t i = 0; i < count; i++) {
+        client->tokens[client->len++] = i % 16 == 0 ? 100 + serial : i % 90;
+        tv_digest_push(&client->digest, client->tokens[i]);
+        at += snprintf(body + at, sizeof body - (size_t)at, "%s%d", i > 0 ? "," : "",
+                       client->tokens[i]);
+    }
+    (void)snprintf(body + at, sizeof body - (size_t)at, "]}");
+    (void)snprintf(fixture->principal, sizeof fixture->principal, "%s", principal);
+    struct tv_call *call = ask(fixture, TV_CALL_CREATE, "", "%s", body);
+    if (call->reply.http_status == 201) {
+        reply_text(call, "session", client->id, sizeof client->id);
+        reply_text(call, "epoch", client->epoch, sizeof client->epoch);
+        client->pending = (int32_t)reply_int(call, "pending");
+        client->seq = 1;
+    }
+    return call;
+}
+
+static void open_as(struct fixture *fixture, struct client *client, const char *principal,
+                    int32_t count)
+{
+    struct tv_call *call = create(fixture, principal, count, client);
+    assert_reply(call, 201);
+    call_free(call);
+}
+
+static void assert_full(struct fixture *fixture, const char *principal, int32_t count)
+{
+    struct client none;
+    struct tv_call *call = create(fixture, principal, count, &none);
+    assert_refused(call, 503, "kv-full");
+    call_free(call);
+}
+
+static int is_open(struct fixture *fixture, const struct client *client, const char *principal)
+{
+    (void)snprintf(fixture->principal, sizeof fixture->principal, "%s", principal);
+    struct tv_call *call = ask(fixture, TV_CALL_STATE, client->id, NULL);
+    int http_status = call->reply.http_status;
+    call_free(call);
+    assert_true(http_status == 200 || http_status == 410);
+    return http_status == 200;
+}
+
+static void assert_conserved(struct fixture *fixture)
+{
+    struct tv_cache_counts counts;
+    tv_cache_counts(fixture->engine->cache, &counts);
+    assert_int_equal(counts.free + counts.cached + counts.held, PAGES);
+    const struct tv_sessions *table = &fixture->sched->table;
+    assert_int_equal(table->created_count,
+                     table->count + table->closed_count + table->expired_count);
+}
+
+static void test_pages_are_its_own_for_a_while(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client first, second, fresh;
+    open_as(fixture, &first, "a", 160);
+    pass(1000);
+    open_as(fixture, &second, "a", 160);
+    pass(1500);
+    assert_full(fixture, "b", 100); /* 7 pages; 4 are left */
+    assert_true(is_open(fixture, &first, "a") && is_open(fixture, &second, "a"));
+    pass(1000); /* now the first one's time is over, though it has been asked after */
+    open_as(fixture, &fresh, "b", 100);
+    assert_false(is_open(fixture, &first, "a"));
+    assert_true(is_open(fixture, &second, "a"));
+    assert_int_equal(fixture->sched->idle_closed, 1);
+    assert_conserved(fixture);
+    client_check(fixture, &second); /* is what it was, and goes on */
+    struct tv_call *round = call_wait(call_chain(fixture, &second, 2));
+    assert_reply(round, 200);
+    call_free(round);
+}
+
+/* A round that lacks pages goes with the next launch, as if there had been room. */
+static void test_a_round_gets_them_too(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client idle, busy;
+    open_as(fixture, &idle, "a", 160);
+    pass(3500);
+    open_as(fixture, &busy, "b", 220); /* 10 + 14 pages: none is left, 4 rows are */
+    struct tv_call *call = call_wait(call_chain(fixture, &busy, 20));
+    assert_reply(call, 200);
+    call_free(call);
+    client_advance(fixture, &busy, 20);
+    client_check(fixture, &busy);
+    assert_false(is_open(fixture, &idle, "a"));
+    (void)snprintf(fixture->principal, sizeof fixture->principal, "b");
+    expect(fixture, 200, TV_CALL_DECODE, busy.id,
+           "{\"seq\":2,\"epoch\":\"%s\",\"expected_len\":%d,\"max_tokens\":100}", busy.epoch,
+           busy.len);
+    assert_conserved(fixture);
+}
+
+static void test_nobody_gives_in_vain(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client idle, used;
+    open_as(fixture, &idle, "a", 100);
+    open_as(fixture, &used, "a", 200);
+    pass(3500);
+    struct tv_call *round = call_wait(call_chain(fixture, &used, 1));
+    assert_reply(round, 200);
+    call_free(round);
+    assert_full(fixture, "b", 250); /* 16 pages: 4 are left, idle has 7 */
+    assert_true(is_open(fixture, &idle, "a") && is_open(fixture, &used, "a"));
+    assert_int_equal(fixture->sched->idle_closed, 0);
+    assert_conserved(fixture);
+}
+
+/* The key that holds most gives first, also where another's session is idle for longer. */
+static void test_who_has_most_gives(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client modest, greedy[3], fresh;
+    open_as(fixture, &modest, "modest", 64);
+    for (int i = 0; i < 3; i++) {
+        pass(10);
+        open_as(fixture, &greedy[i], "greedy", 96);
+    }
+    pass(3500);
+    open_as(fixture, &fresh, "new", 100); /* 7 pages; 2 are left */
+    assert_true(is_open(fixture, &modest, "modest"));
+    assert_false(is_open(fixture, &greedy[0], "greedy")); /* idle for longest of them */
+    assert_true(is_open(fixture, &greedy[1], "greedy") && is_open(fixture, &greedy[2], "greedy"));
+    assert_conserved(fixture);
+}
+
+/* Whatever is under way keeps its session, and so does a lease where the option is off. */
+static void test_what_is_used_stays(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client running, other, fresh;
+    open_as(fixture, &running, "a", 200);
+    open_as(fixture, &other, "a", 100);
+    pass(3500);
+    fixture->config.idle_pages_s = 0;
+    assert_full(fixture, "b", 150);
+    fixture->config.idle_pages_s = 3000;
+    (void)snprintf(fixture->principal, sizeof fixture->principal, "a");
+    struct tv_call *round = call_running(fixture, &running, 1);
+    (void)snprintf(fixture->principal, sizeof fixture->principal, "b");
+    struct tv_call *waiting = call_make(fixture, TV_CALL_ONESHOT, "",
+                                        "{\"tokens\":[9],\"tree\":{\"tokens\":[1],"
+                                        "\"parents\":[-1]}}");
+    call_start(fixture, waiting);
+    call_release(fixture, round, 200);
+    assert_reply(call_wait(waiting), 200);
+    call_free(waiting);
+    open_as(fixture, &fresh, "b", 150); /* 10 pages: 3 or 4 are left, other has 7 */
+    assert_true(is_open(fixture, &running, "a"));
+    assert_false(is_open(fixture, &other, "a"));
+    assert_conserved(fixture);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, fixture_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(test_pages_are_its_own_for_a_while),
+        CASE(test_a_round_gets_them_too),
+        CASE(test_nobody_gives_in_vain),
+        CASE(test_who_has_most_gives),
+        CASE(test_what_is_used_stays),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
