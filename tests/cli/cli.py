@@ -261,6 +261,24 @@ class Cli(unittest.TestCase):
         self.assertEqual(run["finish"], "length")
         self.assertLessEqual(200 + len(run["tokens"]), 257)
 
+    def test_curl_alone(self):
+        """clients/curl/drafter.sh: the text is the model's, in fewer rounds than tokens, and its session is closed."""
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "clients", "curl", "drafter.sh")
+        prompt, before = "Holy, holy, holy, holy", self.proxy.server.answers
+        got = subprocess.run(["sh", script, self.url, prompt, "40"], capture_output=True, timeout=240)
+        self.assertEqual((got.returncode, got.stderr), (0, b""))
+        rounds = self.proxy.server.answers - before - 2  # but for the create and the end
+        said = got.stdout.decode()
+        self.assertGreaterEqual(len(said), 41)
+        alone = self.generate(prompt.encode(), "--no-drafts", "--max-tokens", str(len(said) - 1))
+        self.assertEqual(said, alone["text"] + "\n")
+        self.assertLess(rounds, len(said) - 2)
+        lost = subprocess.run(["sh", script, "nowhere://x"], capture_output=True, timeout=240)
+        self.assertNotEqual(lost.returncode, 0)
+        client = self.daemon.client()
+        self.assertEqual(client.get("/v1/sessions")["sessions"], [])
+        client.close()
+
     def test_bench(self):
         """All rounds of all drafters, right as often as asked for; a round takes no less than the link."""
         options = ("--drafters", "4", "--rounds", "6", "--nodes", "8", "--accepted", "2", "--rtt-ms", "30")
