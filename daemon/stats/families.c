@@ -6,6 +6,7 @@
  */
 #include <stdio.h>
 
+#include "base/log.h"
 #include "stats/stats.h"
 
 static const char *const round_names[] = {
@@ -97,8 +98,12 @@ static void write_requests(const struct tv_stats *stats, const struct tv_stats_n
              "code", names->codes, TV_STATS_CODES, stats->problems);
 }
 
-static void write_tls(const struct tv_stats *stats, struct tv_stats_text *text)
+/* What the service stands in: who reads its log, how long its certificate is good. */
+static void write_surroundings(const struct tv_stats *stats, struct tv_stats_text *text)
 {
+    tv_stats_family(text, "treeverify_log_lines_lost_total", "counter",
+                    "Lines of the log that stderr did not take.");
+    tv_stats_count(text, NULL, 0, tv_log_lost());
     int64_t not_after_s = atomic_load_explicit(&stats->tls_not_after_s, memory_order_relaxed);
     if (not_after_s != 0) {
         tv_stats_family(text, "treeverify_tls_not_after_seconds", "gauge",
@@ -218,7 +223,7 @@ void tv_stats_write(const struct tv_stats *stats, const struct tv_stats_names *n
                     struct tv_stats_text *text)
 {
     write_requests(stats, names, text);
-    write_tls(stats, text);
+    write_surroundings(stats, text);
     write_streams(stats, text);
     write_conflicts(stats, names, text);
     write_rounds(stats, names, text);
