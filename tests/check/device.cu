@@ -14,7 +14,9 @@
 #define CHAINS       8 /* independent sums of a warp: more than the latency of an mma covers */
 #define STEPS        4096
 #define WARPS        8
-#define BLOCKS_OF_SM 2
+#define BLOCKS_MAX   4 /* of a multiprocessor */
+#define COPY_THREADS 512
+#define COPY_PIECES  4 /* of 16 bytes, in flight in a thread */
 #define WARM_UP      3
 #define REPLAYS_MAX  30
 #define COPY_BYTES   ((size_t)1 << 30)
@@ -23,7 +25,7 @@
 static __global__ void mma_rate(float *never)
 {
     float sum[CHAINS][4] = {};
-    uint32_t a = threadIdx.x * 0x3f803f80u, b = 0x3f803f80u + threadIdx.x;
+    uint32_t a = 0x3f803f80u, b = 0x3f803f80u; /* ones */
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
 #pragma unroll
@@ -38,6 +40,20 @@ static __global__ void mma_rate(float *never)
         for (int i = 0; i < CHAINS; i++) {
             never[threadIdx.x] += sum[i][0] + sum[i][1] + sum[i][2] + sum[i][3];
         }
+    }
+}
+
+static __global__ void copy_rate(uint4 *to, const uint4 *from)
+{
+    size_t first = (size_t)blockIdx.x * COPY_THREADS * COPY_PIECES + threadIdx.x;
+    uint4 piece[COPY_PIECES];
+#pragma unroll
+    for (int i = 0; i < COPY_PIECES; i++) {
+        piece[i] = from[first + i * COPY_THREADS];
+    }
+#pragma unroll
+    for (int i = 0; i < COPY_PIECES; i++) {
+        to[first + i * COPY_THREADS] = piece[i];
     }
 }
 
@@ -58,9 +74,9 @@ static int launch_mma(void *what)
 static int launch_copy(void *what)
 {
     const struct work *work = (const struct work *)what;
-    cudaError_t error =
-        cudaMemcpyAsync(work->to, work->from, COPY_BYTES, cudaMemcpyDeviceToDevice, work->stream);
-    return error == cudaSuccess ? 0 : -EIO;
+    copy_rate<<<work->blocks, COPY_THREADS, 0, work->stream>>>((uint4 *)work->to,
+                                                               (const uint4 *)work->from);
+    return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
 }
 
 extern "C" int device_stream_create(void **ret_stream)
@@ -152,7 +168,7 @@ out:
 extern "C" int device_measure_ceilings(void *stream, struct device_ceilings *ret_ceilings)
 {
     struct work work = {(cudaStream_t)stream, 0, NULL, NULL};
-    double mma = 0.0, copy = 0.0;
+    double mma = 0.0, copy = 0.0, best = 0.0;
     int device = 0, processors = 0, result = -EIO;
     if (cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) !=
@@ -161,12 +177,19 @@ extern "C" int device_measure_ceilings(void *stream, struct device_ceilings *ret
         cudaMalloc(&work.to, COPY_BYTES) != cudaSuccess) {
         goto out;
     }
-    work.blocks = processors * BLOCKS_OF_SM;
-    if (device_time(stream, launch_mma, &work, 10, REPLAYS_MAX, &mma) != 0 ||
-        device_time(stream, launch_copy, &work, 4, REPLAYS_MAX, &copy) != 0) {
+    for (int blocks = 1; blocks <= BLOCKS_MAX; blocks *= 2) {
+        work.blocks = processors * blocks;
+        if (device_time(stream, launch_mma, &work, 4, REPLAYS_MAX, &mma) != 0) {
+            goto out;
+        }
+        double flops = MMA_FLOP * CHAINS * STEPS * WARPS * work.blocks / mma;
+        best = flops > best ? flops : best;
+    }
+    work.blocks = (int)(COPY_BYTES / (sizeof(uint4) * COPY_THREADS * COPY_PIECES));
+    if (device_time(stream, launch_copy, &work, 4, REPLAYS_MAX, &copy) != 0) {
         goto out;
     }
-    ret_ceilings->flops = MMA_FLOP * CHAINS * STEPS * WARPS * work.blocks / mma;
+    ret_ceilings->flops = best;
     ret_ceilings->bytes = 2.0 * COPY_BYTES / copy;
     result = 0;
 out:

@@ -11,7 +11,7 @@
 # Needs python3 with torch and numpy, and compute-sanitizer; exit 77 without a device.
 set -uo pipefail
 
-only= peers= seconds=480 names=()
+only='' peers='' seconds=480 names=()
 while [ $# -gt 0 ]; do
     case $1 in
     --peers) peers=$(realpath -- "$2") && shift 2 ;;
@@ -81,31 +81,40 @@ bundles() {
         TV_KDTR_GEN_ARGS="--big --jobs $(nproc)" "$source/tests/kdtr/treeverify-kdtr" "$work/kdtr" -- --backend cuda
     local code=$?
     echo "$(grep -c '^PASS .naive' "$out/bundles.log") naive, $(grep -c '^PASS .flash' "$out/bundles.log") flash of $(wc -l < "$work/kdtr/names")"
-    return $code
+    return "$code"
 }
 
-forced_splits() {
-    local splits each=() code=0
-    for splits in 1 2 3 7 16 64; do
-        "$attn" "$work"/kdtr/*.kdtr --backend cuda --flash --splits $splits > "$out/splits_$splits.log" 2>&1 &
+# every_split FILE...: the flash form, split as it likes and as it is told
+every_split() {
+    local splits each=() code=0 logs
+    logs=$(mktemp -d -p "$work")
+    for splits in 0 1 2 3 7 16 64; do
+        "$attn" "$@" --backend cuda --flash --splits "$splits" > "$logs/$splits" 2>&1 &
         each+=($!)
     done
     for splits in "${each[@]}"; do
         wait "$splits" || code=1
     done
-    cat "$out"/splits_*.log
-    echo "$(cat "$out"/splits_*.log | grep -c '^PASS') of $((6 * $(wc -l < "$work/kdtr/names")))"
-    return $code
+    cat "$logs"/*
+    echo "$(cat "$logs"/* | grep -c '^PASS') of $((7 * $#))"
+    return "$code"
 }
 
 slots() {
-    local seed
-    for seed in 1 2 3; do
-        "$check" --backend cuda --seed $seed --scale 3 || return 1
+    local seed each=() code=0
+    for seed in 1 2 3 4; do
+        "$check" --backend cuda --seed "$seed" > "$out/slots_$seed.log" 2>&1 &
+        each+=($!)
     done
+    for seed in "${each[@]}"; do
+        wait "$seed" || code=1
+    done
+    cat "$out"/slots_*.log
+    echo "$(cat "$out"/slots_*.log | grep -c '^PASS') parts of 4 seeds"
+    return "$code"
 }
 
-export -f bundles forced_splits slots
+export -f bundles every_split slots
 export attn check work out source
 
 nvidia-smi > "$out/nvidia-smi.log" 2>&1
@@ -114,14 +123,14 @@ say "$(date -u +%FT%TZ) $(nvidia-smi --query-gpu=name,driver_version --format=cs
 step images 10 python3 "$here/check_images.py" "$TREEVERIFY_CUDA_LIB" 120 1 90 120
 step example 60 env LD_LIBRARY_PATH="$installed" python3 "$usr/share/treeverify/examples/example_torch.py"
 step bundles 120 bash -c bundles
-step forced_splits 120 bash -c forced_splits
+step splits 120 bash -c 'every_split "$work"/kdtr/*.kdtr'
 step shapes 90 python3 "$here/check_verify_attn.py" "$TREEVERIFY_CUDA_LIB"
 # where the device has a kernel of its own, the one that runs everywhere must hold as well
-step shapes_portable 90 env TREEVERIFY_CUDA_PORTABLE=1 python3 "$here/check_verify_attn.py" "$TREEVERIFY_CUDA_LIB"
+portable=(env TREEVERIFY_CUDA_PORTABLE=1)
+step splits_portable 120 "${portable[@]}" bash -c 'every_split "$work"/kdtr/*_bf16.kdtr'
+step shapes_portable 90 "${portable[@]}" python3 "$here/check_verify_attn.py" "$TREEVERIFY_CUDA_LIB"
 step slots 60 bash -c slots
-for tool in memcheck racecheck initcheck synccheck; do
-    step $tool 200 python3 "$here/sanitize.py" "$bare" "$work/kdtr" --tools $tool --seconds 190 "${libraries[@]}"
-done
+step sanitizers 300 python3 "$here/sanitize.py" "$bare" "$work/kdtr" --seconds 290 "${libraries[@]}"
 step bench_slots 120 "$check" --backend cuda --bench ${peers:+--peers "$peers"}
 step bench 120 python3 "$here/bench_verify_attn.py" "$TREEVERIFY_CUDA_LIB" --extra --json "$out/bench.json" ${peers:+--peers "$peers"}
 cat "$out"/bench_slots.log "$out"/bench.log 2> /dev/null

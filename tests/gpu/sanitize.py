@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Verify attention over reference bundles under compute-sanitizer: every tool, both forms, every bundle.
+"""Verify attention over reference bundles under compute-sanitizer: every tool, every form, every bundle.
 
-usage: sanitize.py TEST_VERIFY_ATTN BUNDLE_FOLDER [--tools memcheck,racecheck,...] [--forms naive,flash]
+usage: sanitize.py TEST_VERIFY_ATTN BUNDLE_FOLDER [--tools memcheck,racecheck,...] [--forms naive,flash,portable]
                    [--only TEXT] [--jobs N] [--seconds N] [--log FOLDER] [--libraries FOLDER]
 
-One process for each tool, form and bundle, `--jobs` at a time, the dearest first; a line for each: PASS, FAIL or SKIP
-(not started within the seconds), its time and the tool's own count of errors. TREEVERIFY_CUDA_LIB names the library.
+One process for each tool, form and bundle, `--jobs` at a time, the cheapest first; a line for each: PASS, FAIL or SKIP
+(not started within the seconds), its time and the tool's own count of errors. TREEVERIFY_CUDA_LIB names the library;
+form portable is flash with bf16 bundles in the kernel that runs on every device.
 Exit status: 0 when every one passed, 1 when one failed or was left out.
 """
 
@@ -38,11 +39,13 @@ def run(job, args, end):
     if left < 1:
         return f"SKIP {name}: no time left", False
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", args.program, path, "--backend", "cuda"]
-    if form == "flash":
+    if form != "naive":
         command.append("--flash")
     if tool == "initcheck":
         command.append("--unfilled")  # poison would count as written
-    env = dict(os.environ, LD_LIBRARY_PATH=args.libraries) if args.libraries else None
+    env = dict(os.environ, TREEVERIFY_CUDA_PORTABLE="1" if form == "portable" else "0")
+    if args.libraries:
+        env["LD_LIBRARY_PATH"] = args.libraries
     began = time.monotonic()
     # a group of its own: the tool and the program below it end together
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -67,7 +70,7 @@ def main():
     parser.add_argument("program")
     parser.add_argument("bundles")
     parser.add_argument("--tools", default=",".join(TOOLS))
-    parser.add_argument("--forms", default="naive,flash")
+    parser.add_argument("--forms", default="naive,flash,portable")
     parser.add_argument("--only", default="", help="only bundles whose name matches this expression")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=1e6)
@@ -77,18 +80,20 @@ def main():
     if args.log:
         os.makedirs(args.log, exist_ok=True)
     paths = [p for p in sorted(glob.glob(os.path.join(args.bundles, "*.kdtr"))) if re.search(args.only, p)]
-    jobs = [(tool, form, path) for tool in args.tools.split(",") for form in args.forms.split(",") for path in paths]
-    jobs.sort(key=cost, reverse=True)
+    jobs = [(tool, form, path) for tool in args.tools.split(",") for form in args.forms.split(",") for path in paths
+            if form != "portable" or "_bf16" in path]
+    jobs.sort(key=cost)
     end = time.monotonic() + args.seconds
-    passed = 0
+    passed = dict.fromkeys(args.tools.split(","), 0)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        running = [pool.submit(run, job, args, end) for job in jobs]
+        running = {pool.submit(run, job, args, end): job for job in jobs}
         for future in concurrent.futures.as_completed(running):
             text, ok = future.result()
-            passed += ok
+            passed[running[future][0]] += ok
             print(text, flush=True)
-    print(f"{passed} of {len(jobs)} without errors")
-    return 0 if jobs and passed == len(jobs) else 1
+    each = len(jobs) // len(passed)
+    print("clean: " + ", ".join(f"{tool} {count} of {each}" for tool, count in passed.items()))
+    return 0 if jobs and sum(passed.values()) == len(jobs) else 1
 
 
 if __name__ == "__main__":
