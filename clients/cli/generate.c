@@ -29,7 +29,8 @@ static const char help[] =
     "own stand in [brackets].\n"
     "\n"
     "  --store FILE      text that the drafter knows\n"
-    "  --nodes N         nodes of a tree, node 0 included (33; at most what the server takes)\n"
+    "  --nodes N|auto    nodes of a tree, node 0 included (33; at most what the server takes);\n"
+    "                    auto: what the server says is worth it\n"
     "  --max-tokens N    new tokens (200)\n"
     "  --temperature T   0 is greedy, the default\n"
     "  --seed N          for temperatures above 0; the same seed gives the same text\n"
@@ -50,7 +51,7 @@ struct plan {
     const char *seed;
     int32_t stop_ids[TV_CLIENT_STOP_IDS_MAX];
     int32_t stop_count;
-    int no_drafts, color, live;
+    int no_drafts, color, live, nodes_auto;
 };
 
 /* Everything of one run; tokens and own hold the new text. */
@@ -65,6 +66,7 @@ struct run {
     char *own; /* [tokens_max] 1: drawn by the model, 0: an accepted draft */
     int32_t count;
     int32_t calls;
+    int32_t useful_nodes;         /* of the last round's hint; 0 before the first */
     int32_t rounds, round_tokens; /* verify rounds or decode calls, and what they gave */
     int64_t drafts, server_us, gpu_us, rtt_us;
     double start_s, seconds;
@@ -157,9 +159,10 @@ static int one_round(struct run *run)
         error =
             tv_client_decode(run->session, left > 32 ? 32 : (int32_t)left, &round, &run->problem);
     } else {
-        int32_t nodes = run->plan->nodes_max < state_of(run)->max_nodes
-                            ? (int32_t)run->plan->nodes_max
-                            : state_of(run)->max_nodes;
+        int64_t wanted = run->plan->nodes_auto && run->useful_nodes > 0 ? run->useful_nodes
+                                                                        : run->plan->nodes_max;
+        int32_t nodes =
+            wanted < state_of(run)->max_nodes ? (int32_t)wanted : state_of(run)->max_nodes;
         error = tv_drafter_draft(run->drafter, nodes, depth_limit(run), &draft);
         if (error != 0) {
             return error;
@@ -178,6 +181,9 @@ static int one_round(struct run *run)
     run->gpu_us += round.gpu_us;
     run->rtt_us += round.rtt_us;
     run->calls++;
+    if (round.useful_nodes > 0) {
+        run->useful_nodes = round.useful_nodes > 2 ? round.useful_nodes : 2; /* a draft at least */
+    }
     error = take(run, round.tokens, round.token_count, run->drafter == NULL);
     tv_client_round_finish(&round);
     if (run->live) {
@@ -370,9 +376,14 @@ static int own_option(struct plan *plan, int option)
         plan->store_path = optarg;
         return -1;
     case NODES:
+        plan->nodes_auto = strcmp(optarg, "auto") == 0;
+        if (plan->nodes_auto) {
+            plan->nodes_max = NODES_DEFAULT;
+            return -1;
+        }
         return tv_cli_parse_int(optarg, 1, TV_CLIENT_NODES_MAX, &plan->nodes_max) == 0
                    ? -1
-                   : tv_cli_usage("--nodes takes 1 to %d", TV_CLIENT_NODES_MAX);
+                   : tv_cli_usage("--nodes takes 1 to %d, or auto", TV_CLIENT_NODES_MAX);
     case MAX_TOKENS:
         return tv_cli_parse_int(optarg, 1, 1 << 20, &plan->tokens_max) == 0
                    ? -1

@@ -261,6 +261,29 @@ class Cli(unittest.TestCase):
         self.assertEqual(run["finish"], "length")
         self.assertLessEqual(200 + len(run["tokens"]), 257)
 
+    def test_generate_sizes_trees_as_the_server_says(self):
+        """--nodes auto: the first tree has the default size, the others follow the answers' hints; the text is the same."""
+        prompt = prompts(1)[0]
+        alone = self.generate(prompt, "--no-drafts", "--max-tokens", "40")
+        sizes, hints = [], [33]
+
+        def watch(path, body, content):
+            if path.endswith("/verify"):
+                sizes.append(len(json.loads(body)["tree"]["tokens"]))
+                hints.append(max(2, json.loads(content)["hint"]["max_useful_nodes"]))
+
+        plain, self.proxy.server.watch = self.proxy.server.watch, watch
+        try:
+            run = self.generate(prompt, "--store", STORE, "--nodes", "auto", "--max-tokens", "40")
+        finally:
+            self.proxy.server.watch = plain
+        self.assertEqual(run["tokens"], alone["tokens"])
+        self.assertEqual((len(sizes), sum(sizes)), (run["rounds"], run["rounds"] + run["drafts"]))
+        for size, hint in zip(sizes, hints):
+            self.assertLessEqual(size, hint)
+        _, error = self.run_client("generate", "--nodes", "some", "x", code=64)
+        self.assertIn("or auto", error)
+
     def test_curl_alone(self):
         """clients/curl/drafter.sh: the text is the model's, in fewer rounds than tokens, and its session is closed."""
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "clients", "curl", "drafter.sh")

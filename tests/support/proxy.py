@@ -38,6 +38,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except Mismatch as mismatch:
             self.server.mismatches.append(mismatch)
         self.server.answers += 1
+        self.server.watch(self.path, body, content)
         self.send_response_only(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in HOP_BY_HOP:
@@ -58,6 +59,7 @@ class ContractProxy:
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.server.upstream, self.server.mismatches, self.server.answers = (host, port), [], 0
+        self.server.watch = lambda path, body, content: None  # a test may put its own here
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
         self.url = "http://127.0.0.1:%d" % self.server.server_address[1]
