@@ -348,6 +348,9 @@ class Cli(unittest.TestCase):
         """Pictures in place until Ctrl-C; the cursor comes back."""
         process, terminal = pty.fork()
         if process == 0:
+            modes = termios.tcgetattr(0)
+            modes[3] |= termios.NOFLSH  # Ctrl-C would drop what is written right behind it
+            termios.tcsetattr(0, termios.TCSANOW, modes)
             os.execv(CLIENT, [CLIENT, "top", "--interval", "0.1", "--url", self.url])
         seen = b""
         while seen.count(b"\033[H\033[J") < 3 or not seen.endswith(b"\n"):
