@@ -142,6 +142,7 @@ class EventsTest(DaemonTest):
                                 text.extend(event.data["new_tokens"])
                             elif event.name == "end":
                                 return event.data["reason"]
+                        raise AssertionError("a stream that ended untold")
 
                     task = asyncio.create_task(follow())
                     async with contextlib.aclosing(client.events(session)) as events:
