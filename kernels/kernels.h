@@ -65,13 +65,14 @@ struct tv_verify_attn {
     int32_t kv_len_max;        /* host: an upper bound of prefix_len + node_count over the batch */
     int32_t splits;            /* 0: the backend's own function of the request's length; else forced
                                   number of KV splits per request (tests), 1 .. 64 */
-    int32_t round_p_bf16; /* naive only: round probabilities to bf16 before the second product */
-    int32_t sum_f32;      /* naive only: f32 sums instead of f64 (for timing) */
-    int32_t blocks_max;   /* naive only: how much of a device it may take at a time, in thread
-                             blocks; 0: any */
-    void *out;            /* device [rows, heads, latent] of out_dtype */
-    float *lse;           /* device [rows, heads] */
-    void *workspace;      /* device, at least the size the table's *_workspace function names */
+    int32_t round_p_bf16;      /* naive only: 0, or k: round probabilities to bf16 before the second
+                                  product, as if they were 2^((k - 1) / 4) times as large */
+    int32_t sum_f32;           /* naive only: f32 sums instead of f64 (for timing) */
+    int32_t blocks_max;        /* naive only: how much of a device it may take at a time, in thread
+                                  blocks; 0: any */
+    void *out;                 /* device [rows, heads, latent] of out_dtype */
+    float *lse;                /* device [rows, heads] */
+    void *workspace; /* device, at least the size the table's *_workspace function names */
     size_t workspace_bytes;
 };
 

@@ -94,7 +94,7 @@ template <typename T> NAIVE_DEVICE int64_t row_offset(const struct naive_row<T> 
 
 /* Scores, then probabilities, in the score row; returns log-sum-exp. */
 template <typename T, typename Sum>
-NAIVE_DEVICE Sum row_softmax(const struct naive_row<T> &r, Sum *score, float scale, bool round_p)
+NAIVE_DEVICE Sum row_softmax(const struct naive_row<T> &r, Sum *score, float scale, int32_t round_p)
 {
     int32_t lane = (int32_t)threadIdx.x & 31;
     Sum top = (Sum)-CUDART_INF, total = 0;
@@ -113,6 +113,7 @@ NAIVE_DEVICE Sum row_softmax(const struct naive_row<T> &r, Sum *score, float sca
         }
         top = top > dot ? top : dot;
     }
+    Sum by = (Sum)exp2((double)(round_p - 1) / 4.0); /* of what is rounded */
     top = block_reduce(top, true);
     for (int32_t j = (int32_t)threadIdx.x; j < r.count; j += THREADS) {
         score[j] = exponential(score[j] - top);
@@ -121,7 +122,8 @@ NAIVE_DEVICE Sum row_softmax(const struct naive_row<T> &r, Sum *score, float sca
     total = block_reduce(total, false);
     for (int32_t j = (int32_t)threadIdx.x; j < r.count; j += THREADS) {
         Sum p = score[j] / total;
-        score[j] = round_p ? (Sum)__bfloat162float(__float2bfloat16_rn((float)p)) : p;
+        score[j] =
+            round_p != 0 ? (Sum)__bfloat162float(__float2bfloat16_rn((float)(p * by))) / by : p;
     }
     __syncthreads();
     return top + (Sum)log((double)total);
@@ -196,7 +198,7 @@ NAIVE_DEVICE void row_attend(const struct tv_verify_attn &a, Sum *score, int32_t
     r.prefix = a.prefix_len[request];
     r.count = r.prefix + depth;
     r.page_size = a.page_size;
-    Sum lse = row_softmax(r, score, a.softmax_scale, a.round_p_bf16 != 0);
+    Sum lse = row_softmax(r, score, a.softmax_scale, a.round_p_bf16);
     row_values(r, score, a.out, row * a.latent_dim, a.out_dtype == TV_BF16);
     if (threadIdx.x == 0) {
         a.lse[row] = (float)lse;

@@ -90,7 +90,7 @@ static double fill_scores(const struct view *v, int32_t count)
 /* Scores to probabilities; returns the sum of exp(score - max). */
 static double normalise(const struct view *v, int32_t count, double max)
 {
-    double sum = 0.0;
+    double sum = 0.0, scale = exp2((double)(v->args->round_p_bf16 - 1) / 4.0);
     for (int32_t j = 0; j < count; j++) {
         v->scores[j] = exp(v->scores[j] - max);
         sum += v->scores[j];
@@ -98,7 +98,8 @@ static double normalise(const struct view *v, int32_t count, double max)
     for (int32_t j = 0; j < count; j++) {
         v->scores[j] /= sum;
         if (v->args->round_p_bf16) {
-            v->scores[j] = (double)tv_bf16_to_f32(tv_f32_to_bf16((float)v->scores[j]));
+            float scaled = (float)(v->scores[j] * scale);
+            v->scores[j] = (double)tv_bf16_to_f32(tv_f32_to_bf16(scaled)) / scale;
         }
     }
     return sum;

@@ -69,8 +69,8 @@ def percentile(values, share):
 
 
 def rounds(session, rng, nodes, count, vocab):
-    """us of the engine and outside of it, of each round; what the daemon says of rounds of this size."""
-    inside, outside = [], []
+    """us of the engine, outside of it and, of these, in the queue, of each round; what the daemon says of such rounds."""
+    inside, outside, queue = [], [], []
     for _ in range(count + 3):
         first = rng.randrange(vocab - nodes)
         drafts = [first + i for i in range(nodes - 1)]
@@ -79,8 +79,9 @@ def rounds(session, rng, nodes, count, vocab):
         timing = answer["timing_us"]
         inside.append(timing["gpu"])
         outside.append(timing["total"] - timing["gpu"])
+        queue.append(timing["queue"])
     size = 1 << (nodes - 1).bit_length()
-    return inside[3:], outside[3:], dict(answer["hint"]["verify_us"])[size]
+    return inside[3:], outside[3:], queue[3:], dict(answer["hint"]["verify_us"])[size]
 
 
 def prefill_rate(session, rng, count, vocab):
@@ -97,13 +98,14 @@ def context_run(client, args, config, context, vocab, kv_bytes, report):
     print(f"context {context}: prefill of {slice_rows} behind it {rate:.0f} tokens/s", flush=True)
     row = {"context": context, "prefill_tokens_s": rate, "verify": {}}
     for nodes in args.nodes:
-        inside, outside, hint = rounds(session, rng, nodes, args.rounds, vocab)
+        inside, outside, queue, hint = rounds(session, rng, nodes, args.rounds, vocab)
         us, floor = statistics.median(inside), floor_us(config, nodes, context, kv_bytes, args.bandwidth)
         off = abs(hint - us) / us
         row["verify"][nodes] = {"gpu_us": us, "floor_us": floor, "hint_us": hint,
-                                "outside_p50_us": statistics.median(outside), "outside_p99_us": percentile(outside, 0.99)}
+                                "outside_p50_us": statistics.median(outside), "outside_p99_us": percentile(outside, 0.99),
+                                "queue_p50_us": statistics.median(queue)}
         print(f"  {nodes:4} nodes: {us:9.0f} us, {us / floor:5.2f} x the floor of {floor:.0f} us; outside p50 "
-              f"{statistics.median(outside):.0f} p99 {percentile(outside, 0.99):.0f} us; hint {hint} us"
+              f"{statistics.median(outside):.0f} p99 {percentile(outside, 0.99):.0f} us (queue {statistics.median(queue):.0f}); hint {hint} us"
               f"{', OFF' if off > HINT_OFF else ''}", flush=True)
     began = time.perf_counter()
     session.decode(32)

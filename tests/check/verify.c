@@ -276,6 +276,32 @@ static void low_scores(struct check *c)
     check_release(c);
 }
 
+/* Rounded probabilities: as the reference has them, for every scaling, and each in its own way. */
+static void rounded_probabilities(struct check *c)
+{
+    int32_t prefix = 40, nodes = 9;
+    struct attn_problem p = attn_make(c, 1, &prefix, &nodes, 4, ATTN_RANDOM, TV_BF16);
+    int64_t count = attn_out_count(&p);
+    struct attn_result exact, expected, result, before = {0};
+    (void)attn_run(c, c->ref, &p, &naive, &exact);
+    for (int32_t k = 1; k <= 4; k++) {
+        struct attn_layout layout = {.page_size = 64, .naive = 1, .round_p = k};
+        (void)attn_run(c, c->ref, &p, &layout, &expected);
+        if (attn_run(c, c->k, &p, &layout, &result) != 0) {
+            break;
+        }
+        (void)check_rel_l2(c, result.out, exact.out, count, 4e-3, "rounded probabilities");
+        /* the two exponentials may differ by a bit, and one probability fall over a border */
+        (void)check_rel_l2(c, result.out, expected.out, count, 3e-4, "rounded as the reference");
+        if (before.out != NULL &&
+            memcmp(before.out, result.out, (size_t)count * sizeof *result.out) == 0) {
+            check_fail(c, "rounding %d is the one before", k);
+        }
+        before = result;
+    }
+    check_release(c);
+}
+
 void check_verify(struct check *c)
 {
     if (!c->k->verify_attn && !c->k->verify_attn_naive) {
@@ -293,4 +319,5 @@ void check_verify(struct check *c)
     path_as_chain(c, 72);
     splits(c);
     low_scores(c);
+    rounded_probabilities(c);
 }

@@ -73,7 +73,8 @@ class SyntheticTest(unittest.TestCase):
 
     def test_prompts_with_random_rows(self):
         """What follows a long prompt hangs on its length and last slice alone; what is computed does not."""
-        prompt = [(7 * i) % 200 for i in range(400)]
+        count = 2500  # more than a slice of any backend
+        prompt = [(7 * i) % 200 for i in range(count)]
         other = [3] * 100 + prompt[100:]
         texts = {}
         for switch in ("on", "off"):
@@ -81,8 +82,8 @@ class SyntheticTest(unittest.TestCase):
                 caller = Caller(daemon)
                 for name, tokens in (("one", prompt), ("again", prompt), ("other", other)):
                     state = caller.session(tokens=tokens, sampling={"rule": "target_walk", "seed": "5"})
-                    self.assertEqual((state["committed_len"], state["synthetic"]), (400, MADE_UP))
-                    body = {"seq": 1, "epoch": state["epoch"], "expected_len": 400, "max_tokens": 12}
+                    self.assertEqual((state["committed_len"], state["synthetic"]), (count, MADE_UP))
+                    body = {"seq": 1, "epoch": state["epoch"], "expected_len": count, "max_tokens": 12}
                     answer = caller.call("POST", f"/v1/sessions/{state['session']}/decode", body)
                     self.assertEqual(answer.status, 200, answer.body)
                     texts[switch, name] = answer.json["new_tokens"]
