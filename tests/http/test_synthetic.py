@@ -73,7 +73,7 @@ class SyntheticTest(unittest.TestCase):
 
     def test_prompts_with_random_rows(self):
         """What follows a long prompt hangs on its length and last slice alone; what is computed does not."""
-        count = 2500  # more than a slice of any backend
+        count = 600 if os.environ.get("TREEVERIFY_BACKEND", "cpu") == "cpu" else 2500  # more than a slice
         prompt = [(7 * i) % 200 for i in range(count)]
         other = [3] * 100 + prompt[100:]
         texts = {}
