@@ -91,6 +91,7 @@ static struct tv_verify_attn attn_of(const struct judge *judge, int32_t layer, i
         .parents = device->integers + 2,
         .kv_len_max = round->prefix_len + round->nodes,
         .round_p_bf16 = round_p,
+        .sum_f32 = round->dtype == TV_BF16, /* a thousandth of what bf16 rows are held to */
         .blocks_max = TV_SHADOW_BLOCKS,
         .out = device->out,
         .lse = device->lse,

@@ -10,6 +10,7 @@ usage: shadow_rate.py TREEVERIFYD CONFIG_FOLDER [--backend cpu|cuda] [--context 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -42,6 +43,8 @@ class Side:
                 "parents": [-1, *(self.rng.randrange(i + 1) for i in range(nodes - 1))]}
         body = {"seq": state["next_seq"], "epoch": self.session.epoch, "expected_len": state["committed_len"], "tree": tree}
         connection = self.client.connection
+        if self.client.dropped():
+            connection.close()
         connection.request("POST", f"/v1/sessions/{self.session.id}/verify", json.dumps(body),
                            {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -55,11 +58,18 @@ class Side:
         self.blocks.append(1e3 * (time.perf_counter() - began) / rounds)
         print(f"  {self.mode} {self.blocks[-1]:.3f} ms", flush=True)
 
+    def judged(self):
+        """Totals once no judgement is under way: the next daemon shares the device."""
+        while True:
+            lag = [line for line in self.client.raw("GET", "/metrics")[2].decode().splitlines()
+                   if line.startswith("treeverify_parity_lag_seconds")]
+            if float(lag[0].split()[1]) == 0:
+                return self.client.get("/v1/parity")
+            time.sleep(0.01)
+
     def close(self):
-        parity = self.client.get("/v1/parity")
         self.client.close()
         self.daemon.__exit__(None, None, None)
-        return parity
 
 
 def main():
@@ -76,17 +86,21 @@ def main():
     parser.add_argument("--json")
     args = parser.parse_args()
     report = {}
-    with tempfile.TemporaryDirectory() as folder:
-        sides = [Side(args, mode, folder) for mode in args.modes]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
+        sides = []
+        for mode in args.modes:
+            sides.append(Side(args, mode, folder))
+            ends.callback(sides[-1].close)
         for side in sides:
             side.play(args.nodes, 5)
             side.blocks.clear()
         for block in range(args.blocks):
             for side in sides if block % 2 == 0 else sides[::-1]:
                 side.play(args.nodes, args.rounds)
+                side.judged()
         plain = statistics.median(sides[0].blocks)
         for side in sides:
-            ms, parity = statistics.median(side.blocks), side.close()
+            ms, parity = statistics.median(side.blocks), side.judged()
             report[side.mode] = {"ms": ms, "cost": ms / plain - 1, "blocks": side.blocks, "parity": parity}
             print(f"{side.mode:12} {ms:8.3f} ms a round of {args.nodes} nodes at {args.context}: {ms / plain - 1:+.2%}; "
                   f"{parity['rounds']}, worst {parity['kernel']}", flush=True)
