@@ -70,6 +70,10 @@ static void open_peers(struct check *c, const char *folder, struct peers *peers)
             check_fail(c, "%s: %s", path, dlerror());
         }
         for (int32_t n = 0; get && (peer = get(n)) && peers->count < PEERS_MAX; n++) {
+            if (peer->abi != TV_KERNELS_ABI) {
+                check_fail(c, "%s: built for ABI %u", path, peer->abi);
+                break;
+            }
             peers->all[peers->count++] = peer;
         }
         free(entries[i]);

@@ -18,6 +18,7 @@ struct tv_peer_input {
 };
 
 struct tv_peer {
+    uint32_t abi;     /* TV_KERNELS_ABI of the header it was built with; another is refused */
     const char *name; /* at most 12 characters */
     /* Allocates and plans. 0, or a negative errno when it cannot run this input. */
     int (*prepare)(const struct tv_peer_input *input, void **ret_state);

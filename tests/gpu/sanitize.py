@@ -2,10 +2,10 @@
 """Verify attention over reference bundles under compute-sanitizer: every tool, every form, every bundle.
 
 usage: sanitize.py TEST_VERIFY_ATTN BUNDLE_FOLDER [--tools memcheck,racecheck,...] [--forms naive,flash,portable]
-                   [--only TEXT] [--jobs N] [--seconds N] [--log FOLDER] [--libraries FOLDER]
+                   [--only TEXT] [--share N] [--jobs N] [--seconds N] [--log FOLDER] [--libraries FOLDER]
 
-One process for each tool, form and bundle, `--jobs` at a time, the cheapest first; a line for each: PASS, FAIL or SKIP
-(not started within the seconds), its time and the tool's own count of errors. TREEVERIFY_CUDA_LIB names the library;
+Processes of `--share` bundles, `--jobs` at a time, the cheapest first; a line for each tool, form and bundle: PASS, FAIL
+or SKIP (not started within the seconds), its process's time and the tool's own count of errors. TREEVERIFY_CUDA_LIB names the library;
 form portable is flash with bf16 bundles in the kernel that runs on every device.
 Exit status: 0 when every one passed, 1 when one failed or was left out.
 """
@@ -21,24 +21,31 @@ import sys
 import time
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+DEAR = 16 * 2100 * 100  # cost of a bundle that has a process of its own
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) ")
 
 
-def cost(job):
-    """What orders the queue: work of the bundle, from its name, and how much the tool slows it."""
-    tool, form, path = job
+def cost(path):
+    """Work of a bundle, from its name."""
     heads, prefix, budget = map(int, re.search(r"_h(\d+)_p(\d+)_b(\d+)", path).groups())
-    slow = {"memcheck": 1, "racecheck": 4, "initcheck": 1, "synccheck": 1}[tool]
-    return (heads * (prefix + budget) * budget + 1e5) * slow
+    return heads * (prefix + budget) * budget
+
+
+def groups(paths, most):
+    """Bundles that share a process, whose start costs as much as many of them; the dear ones are alone."""
+    cheap = [path for path in paths if cost(path) < DEAR]
+    several = [cheap[i:i + most] for i in range(0, len(cheap), most)]
+    return several + [[path] for path in paths if cost(path) >= DEAR]
 
 
 def run(job, args, end):
-    tool, form, path = job
-    name = f"{tool} {form} {os.path.basename(path)}"
+    """The lines to print, and how many bundles passed."""
+    tool, form, paths = job
+    names = [f"{tool} {form} {os.path.basename(path)}" for path in paths]
     left = end - time.monotonic()
     if left < 1:
-        return f"SKIP {name}: no time left", False
-    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", args.program, path, "--backend", "cuda"]
+        return [f"SKIP {name}: no time left" for name in names], 0
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", args.program, *paths, "--backend", "cuda"]
     if form != "naive":
         command.append("--flash")
     if tool == "initcheck":
@@ -57,12 +64,13 @@ def run(job, args, end):
             os.killpg(process.pid, signal.SIGKILL)
             text, code = process.communicate()[0], "no end"
     seconds = time.monotonic() - began
-    if args.log:
-        with open(os.path.join(args.log, name.replace(" ", "_") + ".log"), "w", encoding="utf-8") as log:
-            log.write(text)
     found = SUMMARY.search(text)
     ok = code == 0 and found is not None and found.group(1) == "0"
-    return f"{'PASS' if ok else 'FAIL'} {name} {seconds:.1f} s: {found.group(0) if found else code}", ok
+    if args.log and not ok:
+        with open(os.path.join(args.log, names[0].replace(" ", "_") + ".log"), "w", encoding="utf-8") as log:
+            log.write(text)
+    what = f"{seconds:.1f} s for {len(paths)}: {found.group(0) if found else code}"
+    return [f"{'PASS' if ok else 'FAIL'} {name} {what}" for name in names], len(names) if ok else 0
 
 
 def main():
@@ -72,28 +80,31 @@ def main():
     parser.add_argument("--tools", default=",".join(TOOLS))
     parser.add_argument("--forms", default="naive,flash,portable")
     parser.add_argument("--only", default="", help="only bundles whose name matches this expression")
+    parser.add_argument("--share", type=int, default=8, help="bundles of a process")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=1e6)
     parser.add_argument("--libraries", help="folder of the program's shared libraries")
-    parser.add_argument("--log", help="folder for what the tools printed")
+    parser.add_argument("--log", help="folder for what a tool printed that found something")
     args = parser.parse_args()
     if args.log:
         os.makedirs(args.log, exist_ok=True)
     paths = [p for p in sorted(glob.glob(os.path.join(args.bundles, "*.kdtr"))) if re.search(args.only, p)]
-    jobs = [(tool, form, path) for tool in args.tools.split(",") for form in args.forms.split(",") for path in paths
-            if form != "portable" or "_bf16" in path]
-    jobs.sort(key=cost)
+    paths.sort(key=cost)
+    jobs = [(tool, form, group) for tool in args.tools.split(",") for form in args.forms.split(",")
+            for group in groups([path for path in paths if form != "portable" or "_bf16" in path], args.share)]
+    jobs.sort(key=lambda job: sum(map(cost, job[2])))
     end = time.monotonic() + args.seconds
     passed = dict.fromkeys(args.tools.split(","), 0)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         running = {pool.submit(run, job, args, end): job for job in jobs}
         for future in concurrent.futures.as_completed(running):
-            text, ok = future.result()
+            lines, ok = future.result()
             passed[running[future][0]] += ok
-            print(text, flush=True)
-    each = len(jobs) // len(passed)
+            print("\n".join(lines), flush=True)
+    count_all = sum(len(job[2]) for job in jobs)
+    each = count_all // len(passed)
     print("clean: " + ", ".join(f"{tool} {count} of {each}" for tool, count in passed.items()))
-    return 0 if jobs and sum(passed.values()) == len(jobs) else 1
+    return 0 if jobs and sum(passed.values()) == count_all else 1
 
 
 if __name__ == "__main__":
