@@ -130,7 +130,8 @@ portable=(env TREEVERIFY_CUDA_PORTABLE=1)
 step splits_portable 120 "${portable[@]}" bash -c 'every_split "$work"/kdtr/*_bf16.kdtr'
 step shapes_portable 90 "${portable[@]}" python3 "$here/check_verify_attn.py" "$TREEVERIFY_CUDA_LIB"
 step slots 60 bash -c slots
-step sanitizers 300 python3 "$here/sanitize.py" "$bare" "$work/kdtr" --seconds 290 --log "$out/found" "${libraries[@]}"
+left=$((end - SECONDS - 5))
+step sanitizers 300 python3 "$here/sanitize.py" "$bare" "$work/kdtr" --seconds $((left < 290 ? left : 290)) --log "$out/found" "${libraries[@]}"
 step bench_slots 120 "$check" --backend cuda --bench ${peers:+--peers "$peers"}
 step bench 120 python3 "$here/bench_verify_attn.py" "$TREEVERIFY_CUDA_LIB" --extra --json "$out/bench.json" ${peers:+--peers "$peers"}
 cat "$out"/bench_slots.log "$out"/bench.log 2> /dev/null
