@@ -205,14 +205,15 @@ NAIVE_DEVICE void row_attend(const struct tv_verify_attn &a, Sum *score, int32_t
     }
 }
 
+/* Rows [first, end) of all. */
 template <typename T, typename Sum>
 __global__ void __launch_bounds__(THREADS)
-    verify_attn_naive(const __grid_constant__ struct tv_verify_attn a)
+    verify_attn_naive(const __grid_constant__ struct tv_verify_attn a, int64_t first_row,
+                      int64_t end_row)
 {
     __shared__ int32_t ancestors[TV_TREE_NODES_MAX];
     Sum *score = (Sum *)((double *)a.workspace + (int64_t)blockIdx.x * a.kv_len_max);
-    int64_t rows = (int64_t)a.batch * a.q_len * a.heads;
-    for (int64_t i = blockIdx.x; i < rows; i += gridDim.x) {
+    for (int64_t i = first_row + blockIdx.x; i < end_row; i += gridDim.x) {
         int32_t head = (int32_t)(i % a.heads);
         int32_t node = (int32_t)(i / a.heads % a.q_len);
         int32_t request = (int32_t)(i / a.heads / a.q_len);
@@ -236,6 +237,21 @@ size_t tv_cuda_verify_attn_naive_workspace(const struct tv_kernels *k,
     return (size_t)(block_count(args) * score_row_bytes(args));
 }
 
+static int launch(const struct tv_verify_attn *args, uint32_t blocks, int64_t first, int64_t end,
+                  cudaStream_t stream)
+{
+    if (args->dtype == TV_BF16 && args->sum_f32) {
+        verify_attn_naive<__nv_bfloat16, float><<<blocks, THREADS, 0, stream>>>(*args, first, end);
+    } else if (args->dtype == TV_BF16) {
+        verify_attn_naive<__nv_bfloat16, double><<<blocks, THREADS, 0, stream>>>(*args, first, end);
+    } else if (args->sum_f32) {
+        verify_attn_naive<float, float><<<blocks, THREADS, 0, stream>>>(*args, first, end);
+    } else {
+        verify_attn_naive<float, double><<<blocks, THREADS, 0, stream>>>(*args, first, end);
+    }
+    return tv_cuda_errno(cudaGetLastError());
+}
+
 int tv_cuda_verify_attn_naive(struct tv_kernels *k, const struct tv_verify_attn *args)
 {
     int result = tv_cuda_verify_attn_check(args);
@@ -245,16 +261,13 @@ int tv_cuda_verify_attn_naive(struct tv_kernels *k, const struct tv_verify_attn 
     if (args->workspace_bytes < tv_cuda_verify_attn_naive_workspace(k, args)) {
         return -ENOSPC;
     }
-    uint32_t blocks = (uint32_t)block_count(args);
-    cudaStream_t stream = tv_cuda_stream(k);
-    if (args->dtype == TV_BF16 && args->sum_f32) {
-        verify_attn_naive<__nv_bfloat16, float><<<blocks, THREADS, 0, stream>>>(*args);
-    } else if (args->dtype == TV_BF16) {
-        verify_attn_naive<__nv_bfloat16, double><<<blocks, THREADS, 0, stream>>>(*args);
-    } else if (args->sum_f32) {
-        verify_attn_naive<float, float><<<blocks, THREADS, 0, stream>>>(*args);
-    } else {
-        verify_attn_naive<float, double><<<blocks, THREADS, 0, stream>>>(*args);
+    int64_t rows = (int64_t)args->batch * args->q_len * args->heads;
+    int64_t blocks = block_count(args);
+    /* few blocks at a time: each for one row, so that none is in another stream's way for long */
+    int64_t step = args->blocks_max > 0 ? blocks : rows;
+    for (int64_t first = 0; result == 0 && first < rows; first += step) {
+        int64_t end = first + step < rows ? first + step : rows;
+        result = launch(args, (uint32_t)blocks, first, end, tv_cuda_stream(k));
     }
-    return tv_cuda_errno(cudaGetLastError());
+    return result;
 }

@@ -283,7 +283,12 @@ static void rounded_probabilities(struct check *c)
     struct attn_problem p = attn_make(c, 1, &prefix, &nodes, 4, ATTN_RANDOM, TV_BF16);
     int64_t count = attn_out_count(&p);
     struct attn_result exact, expected, result, before = {0};
+    const struct attn_layout few = {.page_size = 64, .naive = 1, .blocks = 3};
     (void)attn_run(c, c->ref, &p, &naive, &exact);
+    if (attn_run(c, c->k, &p, &naive, &expected) == 0 &&
+        attn_run(c, c->k, &p, &few, &result) == 0) {
+        check_same(c, expected.out, result.out, (size_t)count * sizeof *result.out, "few blocks");
+    }
     for (int32_t k = 1; k <= 4; k++) {
         struct attn_layout layout = {.page_size = 64, .naive = 1, .round_p = k};
         (void)attn_run(c, c->ref, &p, &layout, &expected);
