@@ -224,6 +224,39 @@ struct tv_parity_totals {
     int32_t violation_count;
 };
 
+/* What GET /v1/admin/status tells of a session, whosever it is, and of a tree. */
+struct tv_status_session {
+    char session[32], principal[33];
+    const char *state; /* "idle", "busy", "held" */
+    int32_t committed_len, next_seq;
+    int64_t rounds, new_tokens; /* of its settled trees */
+    int64_t idle_ms;            /* since its last call ended; 0 while one is under way */
+    int64_t lease_expires_unix_ms;
+    enum tv_finish finish;
+};
+struct tv_status_tree {
+    char session[32];
+    int32_t seq;
+    int64_t at_unix_ms;
+    enum tv_rule rule;
+    int held;                        /* accepted is what the rule proposed */
+    int32_t count, accepted_count;   /* rule client: none is accepted */
+    const int32_t *tokens, *parents; /* [count] */
+    const int32_t *accepted;         /* [accepted_count] nodes */
+    int32_t pending;
+    int64_t queue_us, gpu_us;
+};
+struct tv_status_info {
+    const char *version, *model;
+    char epoch[17];
+    int64_t at_unix_ms;
+    int32_t session_total; /* open ones; those that are listed were used last */
+    const struct tv_status_session *sessions;
+    int32_t session_count;
+    const struct tv_status_tree *trees; /* the newest first */
+    int32_t tree_count;
+};
+
 /* Each appends one complete JSON text; the buffer's `failed` tells the outcome. */
 void tv_encode_round(struct tv_buf *buf, const struct tv_round *round, int replayed);
 /* *ret_outcome_at: where the outcome's text stands in the buffer. */
@@ -249,6 +282,7 @@ void tv_encode_health(struct tv_buf *buf);
 void tv_encode_ready(struct tv_buf *buf, int ready, const struct tv_ready_check *checks,
                      int32_t count);
 void tv_encode_parity_report(struct tv_buf *buf, const struct tv_parity_report *report);
+void tv_encode_status(struct tv_buf *buf, const struct tv_status_info *info);
 void tv_encode_parity_totals(struct tv_buf *buf, const struct tv_parity_totals *totals);
 /* `instance` is the request id; report: parity-mismatch only (its members join), else NULL. */
 void tv_encode_problem(struct tv_buf *buf, const struct tv_problem *problem, const char *instance,

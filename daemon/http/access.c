@@ -212,6 +212,10 @@ static int submit(struct http_conn *conn)
 {
     struct tv_http *http = conn->http;
     int rc = 0;
+    if (conn->call->request.kind == TV_CALL_PAGE) {
+        tv_http_page(conn->call);
+        return 0;
+    }
     if (conn->call->request.kind == TV_CALL_METRICS) {
         tv_http_gauges_set(http);
     }

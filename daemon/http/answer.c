@@ -77,6 +77,9 @@ static int add_headers(struct MHD_Response *response, const struct http_conn *co
         rc = add_header(response, "ETag", reply->etag);
         rc = rc != 0 ? rc : add_header(response, "Accept-Ranges", "bytes");
     }
+    if (rc == 0 && conn->call->request.kind == TV_CALL_PAGE && reply->code == TV_OK) {
+        rc = tv_http_page_headers(response);
+    }
     if (rc == 0 && conn->close) {
         rc = add_header(response, "Connection", "close");
     }

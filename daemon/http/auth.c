@@ -2,7 +2,8 @@
  * auth.c - who calls: the bearer key of a request against the keys of the file.
  *
  * Owns who needs which scope. Without a key file every route is open (such listeners are on
- * loopback); with one, everything but the probes needs a key, also what does not exist.
+ * loopback); with one, everything but the probes and the static page needs a key, also what does
+ * not exist.
  */
 #include <errno.h>
 #include <string.h>
@@ -15,10 +16,12 @@ static int scope_of(enum tv_call_kind kind)
     switch (kind) {
     case TV_CALL_HEALTH:
     case TV_CALL_READY:
+    case TV_CALL_PAGE:
         return 0;
     case TV_CALL_METRICS:
         return TV_SCOPE_METRICS;
     case TV_CALL_PARITY_VIOLATION:
+    case TV_CALL_STATUS:
         return TV_SCOPE_ADMIN;
     default:
         return TV_SCOPE_VERIFY;

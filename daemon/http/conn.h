@@ -169,6 +169,10 @@ void tv_http_conn_uri_free(struct http_conn *conn);
 /* How many requests run and connections are open, told to the stats. */
 void tv_http_gauges_set(struct tv_http *http);
 
+/* page.c: the status page is the call's answer; and what a browser must be told with it. */
+void tv_http_page(struct tv_call *call);
+int tv_http_page_headers(struct MHD_Response *response); /* 0 or -ENOMEM */
+
 /* answer.c: from a completed call to bytes. */
 enum MHD_Result tv_http_answer(struct http_conn *conn);
 /* Write the call's answer straight to the socket and half-close it; the peer may still be sending.

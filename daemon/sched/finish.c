@@ -332,6 +332,7 @@ static void session_advance(struct tv_sched *sched, struct job *job, struct tv_s
     int64_t now_us = tv_clock_us();
     tv_sched_held_judge(job, now_us);
     tv_sched_count_round(job);
+    tv_sched_trees_note(&sched->recent, job);
     if (job->round.kind == TV_CALL_ROLLBACK) {
         tv_session_rollback(session, job->round.committed_len, &job->digest, job->end.token,
                             job->end.finish);

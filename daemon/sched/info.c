@@ -244,6 +244,9 @@ int tv_sched_answer_info(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_PARITY_VIOLATION:
         answer_violation(sched, call);
         break;
+    case TV_CALL_STATUS:
+        tv_sched_answer_status(sched, call);
+        break;
     case TV_CALL_METRICS:
         tv_sched_answer_metrics(sched, call);
         break;

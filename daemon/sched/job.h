@@ -140,6 +140,17 @@ struct curve_point {
     int32_t count, next;
 };
 
+/* Trees that were verified last, and how many sessions a status lists. */
+#define TV_SCHED_TREES    8
+#define TV_SCHED_SESSIONS 64
+
+/* A ring of them; the lock guards it. Its arrays are taken at the start. */
+struct recent_trees {
+    struct tv_status_tree trees[TV_SCHED_TREES]; /* what they point at is in cells */
+    int32_t *cells; /* [TV_SCHED_TREES, 3, nodes_max]: tokens, parents, accepted; owned */
+    int32_t nodes_max, count, next;
+};
+
 struct tv_sched {
     const struct tv_config *config; /* with the lock: what tv_sched_reload changes */
     struct tv_engine *engine;
@@ -180,6 +191,8 @@ struct tv_sched {
     struct curve_point curve[TV_SCHED_CURVE_POINTS];
     struct tv_account *accounts; /* of every principal that has called */
     int64_t idle_closed;         /* sessions that gave their pages to others */
+
+    struct recent_trees recent;
 
     struct tv_stats *stats;            /* not owned */
     struct tv_stats_names stats_names; /* not changed once calls come */
@@ -433,6 +446,13 @@ void tv_sched_count_skip(struct tv_sched *sched, enum tv_rule rule);
 void tv_sched_count_engine(struct tv_sched *sched, int rc);
 /* With the lock: an engine call begins. */
 void tv_sched_count_idle(struct tv_sched *sched, int64_t now_us);
+
+/* status.c. init: 0 or -ENOMEM; finish copes with that. note, with the lock: a verify has ended. */
+int tv_sched_trees_init(struct recent_trees *recent, int32_t nodes_max);
+void tv_sched_trees_finish(struct recent_trees *recent);
+void tv_sched_trees_note(struct recent_trees *recent, const struct job *job);
+/* Without the lock. */
+void tv_sched_answer_status(struct tv_sched *sched, struct tv_call *call);
 
 /* curve.c: measured cost by tree size; with the lock. */
 void tv_sched_curve_add(struct curve_point *points, int32_t nodes, int64_t us);

@@ -199,7 +199,11 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_METRICS:
     case TV_CALL_HEALTH:
     case TV_CALL_READY:
+    case TV_CALL_STATUS:
         return tv_sched_answer_info(sched, call);
+    case TV_CALL_PAGE: /* the listeners have it */
+        tv_sched_reply_refuse(call, TV_NOT_FOUND, NULL, "no such page");
+        return 0;
     case TV_CALL_BATCH:
         return tv_sched_batch_submit(sched, call);
     case TV_CALL_CREATE:
@@ -444,6 +448,9 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     memcpy(params.model_id, facts.model_id, sizeof params.model_id);
     int rc = tv_sessions_init(&sched->table, &params);
     if (rc == 0) {
+        rc = tv_sched_trees_init(&sched->recent, sched->limits.tree.nodes_max);
+    }
+    if (rc == 0) {
         rc = conds_make(sched);
     }
     sched->batch = calloc(batch, sizeof(struct job *));
@@ -511,6 +518,7 @@ void tv_sched_destroy(struct tv_sched *sched)
     contexts_close(sched); /* the worker is gone: nobody else calls the engine */
     tv_sessions_finish(&sched->table);
     tv_sched_accounts_free(sched);
+    tv_sched_trees_finish(&sched->recent);
     if (sched->conds_made) {
         (void)pthread_cond_destroy(&sched->wake);
         (void)pthread_cond_destroy(&sched->compare);

@@ -191,6 +191,7 @@ static const struct plain_form plain_forms[] = {
     {"model", TV_CALL_MODEL, NULL, 200, 0},
     {"ready", TV_CALL_READY, NULL, 200, 0},
     {"health", TV_CALL_HEALTH, NULL, 200, 0},
+    {"status", TV_CALL_STATUS, NULL, 200, 0},
     {"parity totals", TV_CALL_PARITY_TOTALS, NULL, 200, 0},
     {"a reproducer that is not there", TV_CALL_PARITY_VIOLATION, NULL, 404, 0},
 };

@@ -152,6 +152,8 @@ class ContractTest(unittest.TestCase):
         for path in ("/v1/sessions", "/v1/verify", f"/v1/sessions/{NO_SESSION}"):
             self.refused(self.admin.call("GET", path), 404, "not-found")
         self.refused(self.admin.call("POST", "/v1/verify", {}), 404, "not-found")
+        for path in ("/v1/admin/status", "/index.html"):
+            self.refused(self.work.call("GET", path), 404, "not-found")
 
     def test_wrong_method_names_the_right_ones(self):
         cases = {

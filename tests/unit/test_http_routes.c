@@ -16,7 +16,8 @@
 #include "http/routes.h"
 #include "proto/limits.h"
 
-#define ID "s_0123456789abcdefghijAB"
+#define ID         "s_0123456789abcdefghijAB"
+#define ADMIN_ONLY 2
 
 static const struct tv_request_limits limits = {
     .tree = {.nodes_max = 256, .depth_max = 64, .vocab = 512},
@@ -30,8 +31,11 @@ static void test_every_route(void **state)
     static const struct {
         const char *method, *uri;
         enum tv_call_kind kind;
-        int on_admin;
+        int on_admin; /* ADMIN_ONLY: and on no other */
     } cases[] = {
+        {"GET", "/", TV_CALL_PAGE, ADMIN_ONLY},
+        {"HEAD", "/?", TV_CALL_PAGE, ADMIN_ONLY},
+        {"GET", "/v1/admin/status", TV_CALL_STATUS, ADMIN_ONLY},
         {"POST", "/v1/sessions", TV_CALL_CREATE, 0},
         {"GET", "/v1/sessions", TV_CALL_LIST, 0},
         {"GET", "/v1/sessions/" ID, TV_CALL_STATE, 0},
@@ -68,7 +72,7 @@ static void test_every_route(void **state)
             struct tv_problem problem = {0};
             int rc =
                 tv_http_route(cases[i].uri, cases[i].method, admin, &route, &request, &problem);
-            if (admin && !cases[i].on_admin) {
+            if (admin ? !cases[i].on_admin : cases[i].on_admin == ADMIN_ONLY) {
                 assert_int_equal(rc, -EINVAL);
                 assert_int_equal(problem.code, TV_NOT_FOUND);
                 continue;
