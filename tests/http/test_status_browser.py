@@ -134,8 +134,9 @@ class BrowserTest(unittest.TestCase):
             bars = "return [...document.querySelectorAll('#pages svg rect')].map((bar) => Number(bar.getAttribute('width')))"
             self.assertAlmostEqual(sum(self.browser.run(bars)), 400)
             self.assertIn("11 trees, 48 drafts, 1.36 accepted a tree", self.text("#accept"))
-            shares = [line.split()[1:] for line in self.text("#accept tbody").split("\n")]
-            self.assertEqual(shares, [["72.7", "%", "8"], ["45.5", "%", "5"], ["18.2", "%", "2"]])
+            cells = """return [...document.querySelectorAll("#accept tbody tr")].map((row) =>
+                [...row.cells].map((cell) => cell.textContent).join())"""
+            self.assertEqual(self.browser.run(cells), ["1,,72.7 %,8", "2,,45.5 %,5", "3,,18.2 %,2"])
             self.assertIn("12 rounds", self.text("#stages"))
             for stage in ("parse", "queue", "gpu", "sample", "encode"):
                 self.assertIn(stage, self.text("#stages"))
