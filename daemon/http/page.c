@@ -7,13 +7,13 @@
 #include <errno.h>
 
 #include "http/conn.h"
-#include "http/page.h"
+#include "http/status_page.h" /* page_text, page_policy: written by the build */
 
 void tv_http_page(struct tv_call *call)
 {
     struct tv_reply *reply = &call->reply;
-    tv_buf_init(&reply->body, tv_http_page_bytes);
-    tv_buf_append(&reply->body, tv_http_page_text, tv_http_page_bytes);
+    tv_buf_init(&reply->body, sizeof page_text);
+    tv_buf_append(&reply->body, page_text, sizeof page_text);
     if (reply->body.failed != 0) {
         struct tv_problem problem;
         tv_problem_set(&problem, TV_INTERNAL, NULL, "no memory for the page");
@@ -27,7 +27,7 @@ void tv_http_page(struct tv_call *call)
 int tv_http_page_headers(struct MHD_Response *response)
 {
     static const char *const headers[][2] = {
-        {"Content-Security-Policy", tv_http_page_policy},
+        {"Content-Security-Policy", page_policy},
         {"X-Content-Type-Options", "nosniff"},
         {"X-Frame-Options", "DENY"},
         {"Referrer-Policy", "no-referrer"},

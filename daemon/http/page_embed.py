@@ -1,4 +1,4 @@
-"""page_embed.py PAGE OUTPUT: the status page as C, with the hashes of its style and its script.
+"""page_embed.py PAGE OUTPUT: the status page as a header in C, with the hashes of its style and its script.
 
 Refuses a page that its own policy would break or that reaches outside: other elements that load
 something, attributes with script or style in them, addresses. Part of the build.
@@ -42,10 +42,9 @@ def main(source, output):
     data = page.encode()
     lines = [",".join(map(str, data[at : at + 24])) for at in range(0, len(data), 24)]
     with open(output, "w", encoding="ascii") as file:
-        file.write('/* Written by page_embed.py. */\n#include "http/page.h"\n\n')
-        file.write("const unsigned char tv_http_page_text[] = {\n" + ",\n".join(lines) + "};\n")
-        file.write("const size_t tv_http_page_bytes = sizeof tv_http_page_text;\n")
-        file.write(f'const char tv_http_page_policy[] = "{policy}";\n')
+        file.write("/* Written by page_embed.py; for page.c alone. */\n")
+        file.write("static const unsigned char page_text[] = {\n" + ",\n".join(lines) + "};\n")
+        file.write(f'static const char page_policy[] = "{policy}";\n')
 
 
 if __name__ == "__main__":
