@@ -162,6 +162,11 @@ TV_DEVICE void ptx_store1(uint32_t address, uint32_t x)
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+TV_DEVICE void ptx_store2(uint32_t address, uint32_t x, uint32_t y)
+{
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
+}
+
 /* threadIdx.x, read again wherever it is asked for: a register that nothing needs to hold. */
 TV_DEVICE int32_t ptx_thread(void)
 {

@@ -241,6 +241,7 @@ TV_DEVICE void score_pair(float (&s)[4][4], struct softmax *state, const struct 
     }
     bool moved = score_move(s, state, alpha, p.scale_log2);
     score_exp(s, state, p.scale_log2);
+    score_sum(s, state);
     score_publish<SHARE>(w, k, s, alpha, moved);
 }
 

@@ -81,22 +81,33 @@ TV_DEVICE bool score_move(const float (&s)[4][4], struct softmax *state, float (
     return above;
 }
 
-/* Raw scores to probabilities, in place, and their sum. */
-TV_DEVICE void score_exp(float (&s)[4][4], struct softmax *state, float scale_log2)
+/* Raw scores to probabilities, in place. */
+TV_DEVICE void score_exp(float (&s)[4][4], const struct softmax *state, float scale_log2)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float reference = state->reference[r];
         float zero = reference == -CUDART_INF_F ? 0.0f : -reference;
-        float sum[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int n = 0; n < 4; n++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                float x = ptx_exp2(fmaf(s[n][2 * r + i], scale_log2, zero));
-                s[n][2 * r + i] = x;
-                sum[i] += x;
+                s[n][2 * r + i] = ptx_exp2(fmaf(s[n][2 * r + i], scale_log2, zero));
             }
+        }
+    }
+}
+
+/* Add probabilities to the sums. */
+TV_DEVICE void score_sum(const float (&s)[4][4], struct softmax *state)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            sum[0] += s[n][2 * r];
+            sum[1] += s[n][2 * r + 1];
         }
         state->sum[r] += sum[0] + sum[1];
     }

@@ -35,28 +35,31 @@ TV_DEVICE int32_t pool_row(const struct tv_flash_params &p, const struct flash_b
     return ((page << p.page_tiles_log2) + (tile & tile_mask)) * TV_PLAN_TOKENS;
 }
 
-/* Start the copies of a value warpgroup's blocks of pair `pair`, whose stage must be free, by one
- * lane. row: where its first tile lies in the pool. */
+/* Start the copies of pair `pair` that are a value warp's, whose place must be free: its columns,
+ * and those of RoPE by the last warp. One lane takes about a hundred clocks for each. row: where
+ * the first tile lies in the pool. */
 TV_DEVICE void fetch_pair(const struct tv_flash_params &p, const CUtensorMap *map,
-                          const struct flash_block &b, int32_t pair, int32_t group, int32_t row)
+                          const struct flash_block &b, int32_t pair, int32_t row)
 {
-    int32_t stage = pair % STAGES, tile = b.tile_first + 2 * pair, first = group * GROUP_BLOCKS;
+    int32_t first = ptx_warp() - GROUP_WARPS, group = first / GROUP_WARPS;
+    int32_t tile = b.tile_first + 2 * pair, blocks = first == BLOCKS - 2 ? 2 : 1;
     uint32_t to = sm90_stage(pair) + first * BLOCK_STRIDE;
-    uint32_t full = SM90_AT(kv_full) + (stage * VALUE_GROUPS + group) * 8;
-    int32_t blocks = group == 0 ? GROUP_BLOCKS : BLOCKS - GROUP_BLOCKS;
+    uint32_t full = SM90_AT(kv_full) + (pair % STAGES * VALUE_GROUPS + group) * 8;
     /* Pages of 16 rows: a copy for each tile, and none for one behind the end. */
     bool halves = p.page_tiles_log2 == 0, both = !halves || tile + 1 < b.tile_end;
-    int32_t next = halves && both ? pool_row(p, b, tile + 1) : 0;
-    ptx_mbarrier_expect(full, (uint32_t)blocks * (both ? BLOCK_STRIDE : BLOCK_STRIDE / 2));
+    if (ptx_elect()) {
+        int32_t next = halves && both ? pool_row(p, b, tile + 1) : 0;
+        ptx_mbarrier_expect(full, (uint32_t)blocks * (both ? BLOCK_STRIDE : BLOCK_STRIDE / 2));
 #pragma unroll 1
-    for (int32_t c = 0; c < blocks; c++) {
-        ptx_tensor_copy2(to, map, (first + c) * (BLOCK_BYTES / 2), row, full);
-        if (halves && both) {
-            ptx_tensor_copy2(to + BLOCK_STRIDE / 2, map, (first + c) * (BLOCK_BYTES / 2), next,
-                             full);
+        for (int32_t c = first; c < first + blocks; c++) {
+            ptx_tensor_copy2(to, map, c * (BLOCK_BYTES / 2), row, full);
+            if (halves && both) {
+                ptx_tensor_copy2(to + BLOCK_STRIDE / 2, map, c * (BLOCK_BYTES / 2), next, full);
+            }
+            to += BLOCK_STRIDE;
         }
-        to += BLOCK_STRIDE;
     }
+    __syncwarp();
 }
 
 /* Where the block's rows of Q wait to become fragments. When they leave room for the first pair of
@@ -66,21 +69,25 @@ TV_DEVICE bool query_beside(const struct flash_block &b)
     return b.m_tiles * TV_PLAN_M * Q_STRIDE <= STAGE_BYTES + (int32_t)sizeof(sm90_fixed::p);
 }
 
-/* The warp's rows, to where they wait: read from the request's last row past its end. */
-TV_DEVICE void query_copy(const struct tv_flash_params &p, const struct flash_block &b,
-                          uint32_t stage, int32_t m, int32_t lane)
+/* Where the 16 rows of m-tile m wait. */
+TV_DEVICE uint32_t query_place(const struct flash_block &b, int32_t m)
 {
-    uint32_t full = SM90_AT(q_full) + m * 8;
-    if (lane == 0) {
-        ptx_mbarrier_expect(full, TV_PLAN_M * ROW_BYTES);
+    return sm90_stage(query_beside(b) ? 1 : 0) + m * (TV_PLAN_M * Q_STRIDE);
+}
+
+/* Start the copies of the warp's share of an m-tile's rows: a warp of each warpgroup has a third of
+ * them. Past the request's end its last row is read. */
+TV_DEVICE void query_copy(const struct tv_flash_params &p, const struct flash_block &b)
+{
+    int32_t warp = ptx_warp(), m = warp % GROUP_WARPS, part = warp / GROUP_WARPS;
+    int32_t r = part * Q_SHARE + (ptx_thread() & 31), end = min((part + 1) * Q_SHARE, TV_PLAN_M);
+    if (m < b.m_tiles && r < end) {
+        int32_t row = min(b.row_first + m * TV_PLAN_M + r, b.rows - 1);
+        ptx_bulk_copy(query_place(b, m) + r * Q_STRIDE,
+                      (const unsigned char *)p.q + (b.base + row) * ROW_BYTES, ROW_BYTES,
+                      SM90_AT(q_full) + m * 8);
     }
     __syncwarp();
-    if (lane < TV_PLAN_M) {
-        int32_t row = min(b.row_first + m * TV_PLAN_M + lane, b.rows - 1);
-        ptx_bulk_copy(stage + lane * Q_STRIDE,
-                      (const unsigned char *)p.q + (b.base + row) * ROW_BYTES, ROW_BYTES, full);
-    }
-    ptx_mbarrier_wait(full, 0);
 }
 
 /* Fragments of the warp's m-tile, and its RoPE block to its place in shared memory; whatever lies
@@ -89,10 +96,15 @@ TV_DEVICE void query_load(uint32_t (&q)[STEPS][4], const struct tv_flash_params 
                           const struct flash_block &b)
 {
     int32_t lane = ptx_thread() & 31, m = ptx_warp();
-    uint32_t stage = sm90_stage(query_beside(b) ? 1 : 0) + m * (TV_PLAN_M * Q_STRIDE);
     if (m < b.m_tiles) {
-        query_copy(p, b, stage, m, lane);
-        uint32_t from = stage + (lane & 15) * Q_STRIDE + (lane >> 4) * 16;
+        uint32_t full = SM90_AT(q_full) + m * 8;
+        if (lane == 0) {
+            ptx_mbarrier_expect(full, TV_PLAN_M * ROW_BYTES);
+        }
+        __syncwarp();
+        query_copy(p, b);
+        ptx_mbarrier_wait(full, 0);
+        uint32_t from = query_place(b, m) + (lane & 15) * Q_STRIDE + (lane >> 4) * 16;
 #pragma unroll
         for (int j = 0; j < STEPS; j++) {
             ptx_ldmatrix(q[j], from + j * 32);
@@ -175,6 +187,10 @@ TV_DEVICE void score_publish(int32_t pair, const float (&x)[4][4], const float (
         ptx_store1(SM90_AT(moved) + at * 4, moved);
     }
     ptx_fence_async();
+    __syncwarp();
+    if (lane == 0) {
+        ptx_mbarrier_arrive(SM90_AT(p_full) + stage * 8);
+    }
 }
 
 /* Mask a pair that holds tree nodes. Everything is read again: it is rare, and registers are few.
@@ -197,17 +213,20 @@ TV_DEVICE void score_group(const struct tv_flash_params &p, const struct flash_b
     struct softmax state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
     query_load(q, p, b);
     ptx_mbarrier_arrive(SM90_AT(q_taken));
+    int32_t pairs = (int32_t)ptx_load1(SM90_AT(pairs));
 #pragma unroll 1
-    for (int32_t i = 0; i < (int32_t)ptx_load1(SM90_AT(pairs)); i++) {
+    for (int32_t i = 0; i < pairs; i++) {
         float x[4][4], alpha[2];
+        int32_t tree = (int32_t)ptx_load1(SM90_AT(tree));
         score_product(x, q, i);
-        if (__builtin_expect(i >= (int32_t)ptx_load1(SM90_AT(tree)), 0)) {
+        if (__builtin_expect(i >= tree, 0)) {
             score_mask_pair(x, p, i);
         }
         bool moved = score_move(x, &state, alpha, p.scale_log2);
         score_exp(x, &state, p.scale_log2);
         score_publish(i, x, alpha, moved);
-        ptx_mbarrier_arrive(SM90_AT(p_full) + i % STAGES * 8);
+        /* Behind P, which others wait for. */
+        score_sum(x, &state);
     }
     int32_t m = ptx_warp();
     if (m < b.m_tiles) {
@@ -260,37 +279,76 @@ TV_DEVICE void value_pair(float (&o)[COLUMNS / 8][4], const struct flash_block &
     ptx_wgmma_values(o, a + 2 * PIECES / 16, v + BLOCK_STRIDE / 2 / 16);
     ptx_wgmma_commit();
     ptx_wgmma_wait(o);
-    ptx_mbarrier_arrive(SM90_AT(p_empty) + stage * 8);
+    __syncwarp();
+    if (lane == 0) {
+        ptx_mbarrier_arrive(SM90_AT(p_empty) + stage * 8);
+    }
 }
 
-/* Write a warp's columns of its rows: the result, or the split's partial sums. The four lanes of a
- * row write whole sectors of partial sums, and halves of sectors of a bf16 result. */
+/* A warp's part of shared memory for results, 16 rows of 512 bytes: a quarter of what its
+ * warpgroup's columns of the pairs took. */
+TV_DEVICE uint32_t result_place(int32_t m, int32_t group)
+{
+    return sm90_stage(m >> 1) + group * GROUP_BLOCKS * BLOCK_STRIDE +
+           (m & 1) * (TV_PLAN_M * RESULT_BYTES);
+}
+
+/* Write 512 bytes of each of the warp's rows from its place, a row at a time. Pieces of 16 bytes
+ * lie there swizzled, by `swizzle` of the row. */
+template <int SWIZZLE>
+TV_DEVICE void value_store(const struct flash_block &b, uint32_t place, unsigned char *to,
+                           int64_t stride, int32_t m, int32_t lane)
+{
+    __syncwarp();
+#pragma unroll 4
+    for (int32_t r = 0; r < TV_PLAN_M; r++) {
+        uint32_t piece[4], swizzle = SWIZZLE == 2 ? (r & 3) << 1 : r & 7;
+        ptx_load4(piece, place + r * RESULT_BYTES + ((lane ^ swizzle) << 4));
+        if (b.row_first + m * TV_PLAN_M + r < b.rows) {
+            *(uint4 *)(to + r * stride + lane * 16) =
+                make_uint4(piece[0], piece[1], piece[2], piece[3]);
+        }
+    }
+    __syncwarp();
+}
+
+/* Write a warp's columns of its rows, by way of shared memory, where nobody needs the pairs any
+ * more: the result in bf16 at once, or floats in two parts. */
 TV_DEVICE void value_write(const struct tv_flash_params &p, const struct flash_block &b, int32_t m,
                            int32_t group, const float (&o)[COLUMNS / 8][4])
 {
-    int32_t lane = ptx_thread() & 31, column = group * COLUMNS + (lane & 3) * 2;
+    int32_t lane = ptx_thread() & 31, row = lane >> 2;
+    const float *inverse = sm90_fixed_part()->inverse[m];
+    float scale[2] = {inverse[row], inverse[row + 8]};
+    uint32_t place = result_place(m, group), at = place + row * RESULT_BYTES;
+    int64_t first =
+        b.splits > 1 ? b.partial_base + m * TV_PLAN_M : b.base + b.row_first + m * TV_PLAN_M;
+    first = first * TV_MLA_LATENT + group * COLUMNS;
+    if (b.splits == 1 && p.out_bf16) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int32_t local = m * TV_PLAN_M + (lane >> 2) + 8 * r, row = b.row_first + local;
-        float scale = sm90_fixed_part()->inverse[m][local % TV_PLAN_M];
-        int64_t at =
-            (b.splits > 1 ? b.partial_base + local : b.base + row) * TV_MLA_LATENT + column;
-        if (row >= b.rows) {
-            continue;
+        for (int i = 0; i < COLUMNS / 4; i++) {
+            int n = i >> 1, r = i & 1;
+            ptx_store1(at + r * 8 * RESULT_BYTES + ((n ^ row) << 4) + (lane & 3) * 4,
+                       ptx_pack(o[n][2 * r] * scale[r], o[n][2 * r + 1] * scale[r]));
         }
-        if (b.splits == 1 && p.out_bf16) {
-            uint32_t *to = (uint32_t *)((__nv_bfloat16 *)p.out + at);
+        value_store<1>(b, place, (unsigned char *)((__nv_bfloat16 *)p.out + first),
+                       TV_MLA_LATENT * 2, m, lane);
+        return;
+    }
+    float *to = (b.splits > 1 ? p.partial_out : (float *)p.out) + first;
 #pragma unroll
-            for (int n = 0; n < COLUMNS / 8; n++) {
-                to[n * 4] = ptx_pack(o[n][2 * r] * scale, o[n][2 * r + 1] * scale);
-            }
-        } else {
-            float *to = (b.splits > 1 ? p.partial_out : (float *)p.out) + at;
+    for (int half = 0; half < 2; half++) {
 #pragma unroll
-            for (int n = 0; n < COLUMNS / 8; n++) {
-                *(float2 *)(to + n * 8) = make_float2(o[n][2 * r] * scale, o[n][2 * r + 1] * scale);
-            }
+        for (int i = 0; i < COLUMNS / 8; i++) {
+            int n = i >> 1, r = i & 1;
+            const float(&x)[4] = o[half * (COLUMNS / 16) + n];
+            uint32_t piece = (2 * n + ((lane & 3) >> 1)) ^ ((row & 3) << 1);
+            ptx_store2(at + r * 8 * RESULT_BYTES + (piece << 4) + (lane & 1) * 8,
+                       __float_as_uint(x[2 * r] * scale[r]),
+                       __float_as_uint(x[2 * r + 1] * scale[r]));
         }
+        value_store<2>(b, place, (unsigned char *)(to + half * (COLUMNS / 2)), TV_MLA_LATENT * 4, m,
+                       lane);
     }
 }
 
@@ -301,21 +359,15 @@ TV_DEVICE void value_group(const struct tv_flash_params &p, const CUtensorMap *m
     float o[COLUMNS / 8][4] = {};
     int32_t thread = ptx_thread(), group = ptx_warp() / GROUP_WARPS - 1;
     int32_t pairs = (b.tile_end - b.tile_first + 1) / 2;
-    bool copies = ptx_warp() % GROUP_WARPS == 0;
-    if (copies) {
-        bool beside = query_beside(b);
+    query_copy(p, b);
 #pragma unroll 1
-        for (int32_t i = 0; i < STAGES && i < pairs; i++) {
-            if (i > 0 || !beside) {
-                ptx_mbarrier_wait(SM90_AT(q_taken), 0);
-            }
-            if (ptx_elect()) {
-                /* Q was read from the places. */
-                ptx_fence_async();
-                fetch_pair(p, map, b, i, group, pool_row(p, b, b.tile_first + 2 * i));
-            }
-            __syncwarp();
+    for (int32_t i = 0; i < STAGES && i < pairs; i++) {
+        if (i > 0 || !query_beside(b)) {
+            ptx_mbarrier_wait(SM90_AT(q_taken), 0);
+            /* Q was read from the places. */
+            ptx_fence_async();
         }
+        fetch_pair(p, map, b, i, pool_row(p, b, b.tile_first + 2 * i));
     }
     if (b.tree) {
         flash_build_mask(p, b, sm90_mask(), thread - GROUP_LANES, VALUE_LANES);
@@ -324,19 +376,16 @@ TV_DEVICE void value_group(const struct tv_flash_params &p, const CUtensorMap *m
 #pragma unroll 1
     for (int32_t i = 0; i < pairs; i++) {
         bool more = i + STAGES < pairs;
-        int32_t row = copies && more ? pool_row(p, b, b.tile_first + 2 * (i + STAGES)) : 0;
+        int32_t row = more ? pool_row(p, b, b.tile_first + 2 * (i + STAGES)) : 0;
         value_pair(o, b, i, group, i + 1 == pairs);
         if (more) {
             ptx_barrier_sync(BARRIER_GROUP + group, GROUP_LANES);
-            if (copies) {
-                if (ptx_elect()) {
-                    fetch_pair(p, map, b, i + STAGES, group, row);
-                }
-                __syncwarp();
-            }
+            fetch_pair(p, map, b, i + STAGES, row);
         }
     }
     ptx_mbarrier_wait(SM90_AT(sum_full), 0);
+    /* Every warp of the group is through with the pairs. */
+    ptx_barrier_sync(BARRIER_GROUP + group, GROUP_LANES);
     int32_t m = ptx_warp() & 3;
     if (m < b.m_tiles) {
         value_write(p, b, m, group, o);
@@ -347,10 +396,10 @@ TV_DEVICE void value_group(const struct tv_flash_params &p, const CUtensorMap *m
 TV_DEVICE void barriers_init(void)
 {
     for (int i = 0; i < STAGES; i++) {
-        ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8, 1);
-        ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8 + 8, 1);
-        ptx_mbarrier_init(SM90_AT(p_full) + i * 8, GROUP_LANES);
-        ptx_mbarrier_init(SM90_AT(p_empty) + i * 8, VALUE_LANES);
+        ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8, GROUP_WARPS);
+        ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8 + 8, GROUP_WARPS);
+        ptx_mbarrier_init(SM90_AT(p_full) + i * 8, GROUP_WARPS);
+        ptx_mbarrier_init(SM90_AT(p_empty) + i * 8, VALUE_GROUPS * GROUP_WARPS);
         for (int m = 0; m < M_TILES_MAX; m++) {
             sm90_fixed_part()->moved[i][m] = 0;
         }

@@ -31,6 +31,8 @@
 #define PIECES          (M_TILES_MAX * TV_PLAN_M * 16) /* eight tokens, or dims, of all rows */
 #define P_BYTES         (PAIR_TOKENS / 8 * PIECES)
 #define Q_ROPE_BYTES    (TV_MLA_ROPE / 8 * PIECES)
+#define RESULT_BYTES    512 /* of a row of results on its way out */
+#define Q_SHARE         6 /* rows of an m-tile of Q that one of three warps starts the copies of */
 #define Q_STRIDE        (ROW_BYTES + 16) /* of a row that waits to become fragments */
 
 /* Shared memory behind the stages; the mask comes last. */
@@ -66,6 +68,9 @@ static_assert(SM90_SHARED + M_TILES_MAX * TV_PLAN_M * TV_TREE_NODES_MAX / 8 <= T
               "the widest mask must fit");
 static_assert(M_TILES_MAX * TV_PLAN_M * Q_STRIDE <= STAGES * STAGE_BYTES + sizeof(sm90_fixed::p),
               "Q waits in the stages and in P");
+static_assert(GROUP_BLOCKS * BLOCK_STRIDE == 2 * TV_PLAN_M * RESULT_BYTES &&
+                  COLUMNS * 2 == RESULT_BYTES,
+              "two warps' results take a warpgroup's columns of a pair");
 static_assert(GROUP_WARPS == M_TILES_MAX, "a warp of a warpgroup has the rows of one m-tile");
 
 /* A block's shared memory: stages, then the structure, then the mask. Its places are constants, so
