@@ -201,6 +201,36 @@ struct tv_experts {
     size_t workspace_bytes;
 };
 
+/*
+ * Slot query: what stands between the first products of a layer and its verify attention; the same
+ * bits as rope over the rope part of q, latent_write, linear with k_up_t over the rest of q, and
+ * one rounding of both to out_dtype. Rows and positions are those of `latent`.
+ */
+struct tv_query {
+    int32_t heads, nope_dim;
+    const float *q; /* device [rows, heads, nope + rope], not rotated */
+    /* device [heads, latent, nope]; starts at a multiple of 16 bytes */
+    const void *k_up_t;
+    enum tv_dtype w_dtype;
+    struct tv_latent_write latent;
+    void *out; /* device [rows, heads, latent + rope] */
+    enum tv_dtype out_dtype;
+};
+
+/*
+ * Slot moe: a layer's feed-forward part, y[r] += routed experts, then y[r] += shared experts; the
+ * same bits as linear(logits), router, experts, and for the shared ones gate, up, swiglu and down
+ * one by one. Rows, ids, weights and the experts' numbers are the same in all three parts.
+ */
+struct tv_moe {
+    struct tv_linear logits;
+    struct tv_router router;
+    struct tv_experts experts;           /* its workspace serves the whole */
+    const void *shared_gate, *shared_up; /* device [shared_inter, hidden] */
+    const void *shared_down;             /* device [hidden, shared_inter] */
+    int32_t shared_inter;                /* 0: there are none */
+};
+
 /* How one row's next token is chosen; temperature < 1e-4 means greedy (filters off). */
 struct tv_sampling {
     float temperature, top_p, min_p;
@@ -315,6 +345,15 @@ struct tv_kernels {
     int (*draw)(struct tv_kernels *k, const struct tv_draw_args *args);
     size_t (*draw_workspace)(const struct tv_kernels *k, const struct tv_draw_args *args);
     int (*topk)(struct tv_kernels *k, const struct tv_topk *args);
+
+    /* Several operations in fewer launches; NULL, all four: the backend gains nothing by it.
+     * linear_pair: both products, of the same rows of one x without groups. query, moe: -ENOTSUP
+     * where the single operations serve a shape better; nothing has been done then. */
+    int (*linear_pair)(struct tv_kernels *k, const struct tv_linear *first,
+                       const struct tv_linear *second);
+    int (*query)(struct tv_kernels *k, const struct tv_query *args);
+    int (*moe)(struct tv_kernels *k, const struct tv_moe *args);
+    size_t (*moe_workspace)(const struct tv_kernels *k, const struct tv_moe *args);
 
     /* A recording: operations called between begin and end are checked but not run; replay runs
      * them, with the same arguments, as often as wanted, for less than calling them again. What

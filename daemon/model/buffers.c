@@ -105,7 +105,15 @@ static size_t workspace_need(const struct tv_model *model)
         .experts = config->experts,
         .top_k = config->experts_per_token,
     };
-    return config->experts > 0 ? larger(need, kernels->experts_workspace(kernels, &experts)) : need;
+    if (config->experts == 0) {
+        return need;
+    }
+    if (kernels->moe_workspace != NULL) {
+        struct tv_moe moe = {.experts = experts};
+        moe.shared_inter = config->moe_intermediate * config->shared_experts;
+        need = larger(need, kernels->moe_workspace(kernels, &moe));
+    }
+    return larger(need, kernels->experts_workspace(kernels, &experts));
 }
 
 static int stage_take(struct tv_model *model, struct tv_model_stage *stage)

@@ -30,10 +30,11 @@ int tv_forward_cache_fits(const struct tv_model *model, const struct tv_cache *c
            params->page_size == model->options.page_size;
 }
 
-int tv_forward_linear(struct tv_model *model, int32_t rows, const struct tv_model_tensor *w,
-                      const float *x, float *y, int32_t accumulate)
+/* y (+)= w . x of dense rows */
+static struct tv_linear product(int32_t rows, const struct tv_model_tensor *w, const float *x,
+                                float *y, int32_t accumulate)
 {
-    struct tv_linear args = {
+    return (struct tv_linear){
         .rows = rows,
         .n = w->rows,
         .k = w->cols,
@@ -46,6 +47,12 @@ int tv_forward_linear(struct tv_model *model, int32_t rows, const struct tv_mode
         .y_row_stride = w->rows,
         .accumulate = accumulate,
     };
+}
+
+int tv_forward_linear(struct tv_model *model, int32_t rows, const struct tv_model_tensor *w,
+                      const float *x, float *y, int32_t accumulate)
+{
+    struct tv_linear args = product(rows, w, x, y, accumulate);
     return model->kernels->linear(model->kernels, &args);
 }
 
@@ -72,18 +79,18 @@ int tv_forward_embed(struct tv_forward *pass)
                                  embed->data, embed->dtype, pass->tokens, model->buffers.x);
 }
 
-static int latent_write(struct tv_forward *pass, int32_t layer)
+void tv_forward_latent_args(const struct tv_forward *pass, int32_t layer,
+                            struct tv_latent_write *ret_args)
 {
-    struct tv_model *model = pass->model;
+    const struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
-    const struct tv_model_layer_weights *w = &model->layers[layer];
     const struct tv_cache_params *params = tv_cache_params(pass->cache);
-    struct tv_latent_write args = {
+    *ret_args = (struct tv_latent_write){
         .rows = pass->rows,
         .latent_dim = config->kv_lora,
         .ckv = model->buffers.ckv,
         .row_stride = config->kv_lora + config->rope_dim,
-        .norm_weight = w->kv_a_norm.data,
+        .norm_weight = model->layers[layer].kv_a_norm.data,
         .eps = (float)config->lora_rms_eps,
         .positions = pass->positions,
         .table = model->rope,
@@ -92,8 +99,15 @@ static int latent_write(struct tv_forward *pass, int32_t layer)
         .slot_count = params->pages * params->page_size,
         .kv_dtype = params->dtype,
     };
-    int err =
-        tv_forward_linear(model, pass->rows, &w->kv_a, model->buffers.h, model->buffers.ckv, 0);
+}
+
+static int latent_write(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    struct tv_latent_write args;
+    tv_forward_latent_args(pass, layer, &args);
+    int err = tv_forward_linear(model, pass->rows, &model->layers[layer].kv_a, model->buffers.h,
+                                model->buffers.ckv, 0);
     return err != 0 ? err : model->kernels->latent_write(model->kernels, &args);
 }
 
@@ -124,6 +138,28 @@ int tv_forward_latent(struct tv_forward *pass, int32_t layer,
     return 0;
 }
 
+int tv_forward_products(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    struct tv_model_buffers *b = &model->buffers;
+    const struct tv_model_layer_weights *w = &model->layers[layer];
+    struct tv_linear kv = product(pass->rows, &w->kv_a, b->h, b->ckv, 0);
+    struct tv_linear query = config->q_lora > 0 ? product(pass->rows, &w->q_a, b->h, b->q_low, 0)
+                                                : product(pass->rows, &w->q, b->h, b->q, 0);
+    int err = norm(model, pass->rows, &w->input_norm, config->rms_eps, b->x, b->h);
+    if (err == 0) {
+        err = model->kernels->linear_pair(model->kernels, &query, &kv);
+    }
+    if (err == 0 && config->q_lora > 0) {
+        err = norm(model, pass->rows, &w->q_a_norm, config->lora_rms_eps, b->q_low, b->q_low);
+    }
+    if (err == 0 && config->q_lora > 0) {
+        err = tv_forward_linear(model, pass->rows, &w->q_b, b->q_low, b->q, 0);
+    }
+    return err;
+}
+
 /* x += down . (silu(gate . h) * (up . h)) */
 static int mlp(struct tv_forward *pass, const struct tv_model_mlp_weights *w)
 {
@@ -142,15 +178,16 @@ static int mlp(struct tv_forward *pass, const struct tv_model_mlp_weights *w)
     return err;
 }
 
-/* x += the chosen experts of h */
-static int experts(struct tv_forward *pass, int32_t layer)
+/* The three parts of a layer with experts, but for the shared ones; moe's workspace is experts'. */
+static void experts_args(const struct tv_forward *pass, int32_t layer, struct tv_moe *ret_args)
 {
-    struct tv_model *model = pass->model;
+    const struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
-    struct tv_model_buffers *b = &model->buffers;
+    const struct tv_model_buffers *b = &model->buffers;
     const struct tv_model_layer_weights *w = &model->layers[layer];
     const struct tv_model_layer_extra *extra = &model->extra[layer];
-    struct tv_router router = {
+    *ret_args = (struct tv_moe){.logits = product(pass->rows, &w->router, b->h, b->scores, 0)};
+    ret_args->router = (struct tv_router){
         .rows = pass->rows,
         .experts = config->experts,
         .top_k = config->experts_per_token,
@@ -164,7 +201,7 @@ static int experts(struct tv_forward *pass, int32_t layer)
         .ids = b->ids,
         .weights = b->weights,
     };
-    struct tv_experts args = {
+    ret_args->experts = (struct tv_experts){
         .rows = pass->rows,
         .hidden = config->hidden,
         .inter = config->moe_intermediate,
@@ -181,14 +218,41 @@ static int experts(struct tv_forward *pass, int32_t layer)
         .workspace = b->workspace,
         .workspace_bytes = b->workspace_bytes,
     };
-    int err = tv_forward_linear(model, pass->rows, &w->router, b->h, b->scores, 0);
+}
+
+/* x += the experts of h, chosen and shared. */
+static int experts(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    struct tv_kernels *kernels = model->kernels;
+    const struct tv_model_layer_weights *w = &model->layers[layer];
+    int has_shared = w->mlp.gate.data != NULL;
+    struct tv_moe args;
+    int err = -ENOTSUP, one_dtype = 1;
+    experts_args(pass, layer, &args);
+    if (has_shared) {
+        enum tv_dtype dtype = args.experts.w_dtype;
+        one_dtype =
+            w->mlp.gate.dtype == dtype && w->mlp.up.dtype == dtype && w->mlp.down.dtype == dtype;
+        args.shared_gate = w->mlp.gate.data;
+        args.shared_up = w->mlp.up.data;
+        args.shared_down = w->mlp.down.data;
+        args.shared_inter = w->mlp.gate.rows;
+    }
+    if (kernels->moe != NULL && one_dtype) {
+        err = kernels->moe(kernels, &args);
+    }
+    if (err != -ENOTSUP) {
+        return err;
+    }
+    err = kernels->linear(kernels, &args.logits);
     if (err == 0) {
-        err = model->kernels->router(model->kernels, &router);
+        err = kernels->router(kernels, &args.router);
     }
     if (err == 0) {
-        err = model->kernels->experts(model->kernels, &args);
+        err = kernels->experts(kernels, &args.experts);
     }
-    return err;
+    return err == 0 && has_shared ? mlp(pass, &w->mlp) : err;
 }
 
 int tv_forward_rest(struct tv_forward *pass, int32_t layer)
@@ -200,13 +264,10 @@ int tv_forward_rest(struct tv_forward *pass, int32_t layer)
     if (err == 0) {
         err = norm(model, pass->rows, &w->post_norm, model->config.rms_eps, b->x, b->h);
     }
-    if (err == 0 && w->router.data != NULL) {
-        err = experts(pass, layer);
+    if (err != 0) {
+        return err;
     }
-    if (err == 0 && w->mlp.gate.data != NULL) {
-        err = mlp(pass, &w->mlp);
-    }
-    return err;
+    return w->router.data != NULL ? experts(pass, layer) : mlp(pass, &w->mlp);
 }
 
 int tv_forward_head(struct tv_forward *pass, int32_t first, int32_t rows)

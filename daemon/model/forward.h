@@ -35,6 +35,12 @@ int tv_forward_taps(const struct tv_model *model);
 int tv_forward_latent(struct tv_forward *pass, int32_t layer,
                       const struct tv_model_tensor **ret_query, const float **ret_input,
                       int32_t *ret_dim);
+/* For backends that have linear_pair: layer norm, ckv, and full queries [rows, heads, nope + rope]
+ * into q, not rotated. Nothing is written to the pages. */
+int tv_forward_products(struct tv_forward *pass, int32_t layer);
+/* The write of ckv into the pages. */
+void tv_forward_latent_args(const struct tv_forward *pass, int32_t layer,
+                            struct tv_latent_write *ret_args);
 /* x += o_proj . values, then x += feed-forward of the normed x. */
 int tv_forward_rest(struct tv_forward *pass, int32_t layer);
 /* Logits of `rows` rows of x from `first` on into the logits buffer. */

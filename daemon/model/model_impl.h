@@ -75,6 +75,7 @@ struct tv_model {
     struct tv_model_aside aside;
     void (*between)(void *context);
     void *between_context;
+    int queries_apart; /* the backend does not take these weights in its slot query */
     int64_t weight_bytes;
     void **device; /* every device allocation, freed with the model */
     size_t device_count, device_capacity;

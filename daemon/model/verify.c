@@ -156,8 +156,32 @@ static void trees_bound(const struct tv_model *model, int32_t rows, struct trees
     trees->max_pages = trees->kv_len_max / options->page_size + 1;
 }
 
+/* The same as queries_apart, in fewer launches; -ENOTSUP: the backend does not take these weights.
+ */
+static int queries_joined(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    struct tv_model_buffers *b = &model->buffers;
+    struct tv_query args = {
+        .heads = config->heads,
+        .nope_dim = config->nope_dim,
+        .q = b->q,
+        .k_up_t = model->extra[layer].k_up_t,
+        .w_dtype = model->layers[layer].k_up.dtype,
+        .out_dtype = tv_cache_params(pass->cache)->dtype,
+    };
+    args.out = args.out_dtype == TV_F32 ? (void *)b->q_abs : (void *)b->q_abs_bf16;
+    int err = tv_forward_products(pass, layer);
+    if (err == 0) {
+        tv_forward_latent_args(pass, layer, &args.latent);
+        err = model->kernels->query(model->kernels, &args);
+    }
+    return err;
+}
+
 /* Absorbed queries [rows, heads, kv_lora + rope]: k_up^T . q_nope beside the rotated q_rope. */
-static int queries(struct tv_forward *pass, int32_t layer)
+static int queries_apart(struct tv_forward *pass, int32_t layer)
 {
     struct tv_model *model = pass->model;
     struct tv_kernels *kernels = model->kernels;
@@ -228,6 +252,36 @@ static int queries(struct tv_forward *pass, int32_t layer)
     return kernels->linear(kernels, &absorb);
 }
 
+/* Queries in the type of the pages. */
+static int queries_cast(struct tv_forward *pass)
+{
+    struct tv_model *model = pass->model;
+    struct tv_model_buffers *b = &model->buffers;
+    if (tv_cache_params(pass->cache)->dtype == TV_F32) {
+        return 0;
+    }
+    int64_t count = (int64_t)pass->rows * model->config.heads *
+                    (model->config.kv_lora + model->config.rope_dim);
+    return model->kernels->to_bf16(model->kernels, count, b->q_abs, b->q_abs_bf16);
+}
+
+static int queries(struct tv_forward *pass, int32_t layer, const void **ret_queries)
+{
+    struct tv_model *model = pass->model;
+    int is_f32 = tv_cache_params(pass->cache)->dtype == TV_F32;
+    int err = -ENOTSUP;
+    if (model->kernels->query != NULL && !model->queries_apart) {
+        err = queries_joined(pass, layer);
+    }
+    if (err == -ENOTSUP) {
+        model->queries_apart = 1;
+        err = queries_apart(pass, layer);
+        err = err != 0 ? err : queries_cast(pass);
+    }
+    *ret_queries = is_f32 ? (void *)model->buffers.q_abs : (void *)model->buffers.q_abs_bf16;
+    return err;
+}
+
 /* values[r][h] = v_up[h] . latent[r][h] */
 static int values_up(struct tv_forward *pass, int32_t layer)
 {
@@ -251,23 +305,8 @@ static int values_up(struct tv_forward *pass, int32_t layer)
     return model->kernels->linear(model->kernels, &args);
 }
 
-/* Queries in the type of the pages. */
-static int queries_cast(struct tv_forward *pass, const void **ret_queries)
-{
-    struct tv_model *model = pass->model;
-    struct tv_model_buffers *b = &model->buffers;
-    if (tv_cache_params(pass->cache)->dtype == TV_F32) {
-        *ret_queries = b->q_abs;
-        return 0;
-    }
-    int64_t count = (int64_t)pass->rows * model->config.heads *
-                    (model->config.kv_lora + model->config.rope_dim);
-    *ret_queries = b->q_abs_bf16;
-    return model->kernels->to_bf16(model->kernels, count, b->q_abs, b->q_abs_bf16);
-}
-
 static int attention(struct tv_forward *pass, const struct trees *trees, int32_t layer,
-                     tv_model_layer_hook *hook, void *hook_context)
+                     const void *queries, tv_model_layer_hook *hook, void *hook_context)
 {
     struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
@@ -281,6 +320,7 @@ static int attention(struct tv_forward *pass, const struct trees *trees, int32_t
         .softmax_scale = config->softmax_scale,
         .dtype = params->dtype,
         .out_dtype = TV_F32,
+        .q = queries,
         .kv_pages = tv_cache_layer(pass->cache, layer),
         .page_count = params->pages,
         .page_size = params->page_size,
@@ -296,10 +336,7 @@ static int attention(struct tv_forward *pass, const struct trees *trees, int32_t
         .workspace = model->buffers.workspace,
         .workspace_bytes = model->buffers.workspace_bytes,
     };
-    int err = queries_cast(pass, &args.q);
-    if (err == 0) {
-        err = model->kernels->verify_attn(model->kernels, &args);
-    }
+    int err = model->kernels->verify_attn(model->kernels, &args);
     if (err == 0 && hook != NULL) {
         hook(hook_context, layer, &args);
     }
@@ -310,14 +347,15 @@ static int attention(struct tv_forward *pass, const struct trees *trees, int32_t
 static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_model_layer_hook *hook,
                       void *hook_context)
 {
+    const void *rows = NULL;
     int err = tv_forward_embed(pass);
     for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
         err = tv_forward_tap(pass, layer);
         if (err == 0) {
-            err = queries(pass, layer);
+            err = queries(pass, layer, &rows);
         }
         if (err == 0) {
-            err = attention(pass, trees, layer, hook, hook_context);
+            err = attention(pass, trees, layer, rows, hook, hook_context);
         }
         if (err == 0) {
             err = values_up(pass, layer);

@@ -165,6 +165,9 @@ static int device_describe(int device, struct tv_cuda *cuda)
     if (rc == 0) {
         rc = tv_cuda_experts_prepare();
     }
+    if (rc == 0) {
+        rc = tv_cuda_query_prepare();
+    }
     return rc < 0 ? rc : tv_cuda_prefill_attn_prepare();
 }
 
@@ -173,6 +176,10 @@ static void operations_fill(struct tv_kernels *k)
     k->embed = tv_cuda_embed;
     k->rmsnorm = tv_cuda_rmsnorm;
     k->linear = tv_cuda_linear;
+    k->linear_pair = tv_cuda_linear_pair;
+    k->query = tv_cuda_query;
+    k->moe = tv_cuda_moe;
+    k->moe_workspace = tv_cuda_moe_workspace;
     k->rope = tv_cuda_rope;
     k->latent_write = tv_cuda_latent_write;
     k->swiglu = tv_cuda_swiglu;

@@ -2,6 +2,7 @@
  * embed.cu - token embedding: a copy that widens; an id outside the table gives a row of NaN.
  */
 #include "device.cuh"
+#include "launch.cuh"
 #include "ops.h"
 
 #define THREADS 256
@@ -10,6 +11,8 @@ static __global__ void __launch_bounds__(THREADS)
     embed(int32_t hidden, int32_t vocab, const void *table, enum tv_dtype dtype, const int32_t *ids,
           float *x)
 {
+    ptx_launch_dependents();
+    ptx_wait_dependence();
     int64_t row = blockIdx.x;
     int32_t id = ids[row];
     bool inside = id >= 0 && id < vocab;
@@ -28,6 +31,6 @@ int tv_cuda_embed(struct tv_kernels *k, int32_t rows, int32_t hidden, int32_t vo
     if (rows == 0) {
         return 0;
     }
-    embed<<<(uint32_t)rows, THREADS, 0, tv_cuda_stream(k)>>>(hidden, vocab, table, dtype, ids, x);
-    return tv_cuda_errno(cudaGetLastError());
+    return launch(embed, dim3((uint32_t)rows), THREADS, 0, tv_cuda_stream(k), hidden, vocab, table,
+                  dtype, ids, x);
 }

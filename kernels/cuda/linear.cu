@@ -4,29 +4,54 @@
 #include "linear_launch.cuh"
 #include "ops.h"
 
+#define PAIR_ROWS_MAX 64 /* beyond these two products fill the device one by one */
+
 struct dense_problem {
     typedef float X;
-    static constexpr bool paired = false;
+    static constexpr bool paired = false, has_late = false;
     const char *w;
     const float *x;
     float *y;
     int64_t w_group_bytes, x_row_stride, x_group_stride, y_row_stride, y_group_stride;
-    int32_t rows, n, k;
+    int32_t rows, tiles, groups, n, k;
     bool vector, accumulate;
 
     struct tile {
         const void *w[1];
         const float *x;
         float *y;
-        int32_t rows;
+        int32_t n, k, rows;
     };
 
-    __device__ __forceinline__ bool open(tile &t, int32_t block_rows) const
+    int64_t items_bound(int32_t width) const
     {
-        int32_t first = (int32_t)blockIdx.x * block_rows;
-        t.w[0] = w + blockIdx.z * w_group_bytes;
-        t.x = x + blockIdx.z * x_group_stride + first * x_row_stride;
-        t.y = y + blockIdx.z * y_group_stride + first * y_row_stride;
+        return (int64_t)tiles * linear_blocks(n, width) * groups;
+    }
+
+    __device__ __forceinline__ void early(int32_t width, struct stream_items *ret) const
+    {
+        stream_dense(tiles, groups, n, width, ret);
+    }
+
+    __device__ __forceinline__ void late(int32_t, struct stream_items *) const
+    {
+    }
+
+    __device__ __forceinline__ void place(int32_t item, int32_t width, int32_t *tile,
+                                          int32_t *group, int32_t *column) const
+    {
+        stream_dense_place(item, tiles, n, width, tile, group, column);
+    }
+
+    __device__ __forceinline__ bool open(tile &t, int32_t at, int32_t group,
+                                         int32_t block_rows) const
+    {
+        int32_t first = at * block_rows;
+        t.w[0] = w + group * w_group_bytes;
+        t.x = x + group * x_group_stride + first * x_row_stride;
+        t.y = y + group * y_group_stride + first * y_row_stride;
+        t.n = n;
+        t.k = k;
         t.rows = min(block_rows, rows - first);
         return true;
     }
@@ -81,6 +106,117 @@ int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
     p.accumulate = args->accumulate != 0;
     bool mma = linear_uses_mma(args->w_dtype, args->k);
     int32_t block_rows = linear_block_rows(mma, false, args->groups, args->rows, args->n);
-    return linear_launch(p, args->w_dtype, block_rows, linear_blocks(args->rows, block_rows),
-                         args->groups, tv_cuda_stream(k));
+    p.tiles = (int32_t)linear_blocks(args->rows, block_rows);
+    p.groups = args->groups;
+    return linear_launch(k, p, args->w_dtype, block_rows, (uint32_t)p.tiles, args->groups, p.n,
+                         p.k);
+}
+
+/* Two matrices of the same k and the same rows; group: which of the two. */
+struct pair_problem {
+    typedef float X;
+    static constexpr bool paired = false, has_late = false;
+    const void *w[2];
+    const float *x;
+    float *y[2];
+    int64_t x_row_stride, y_row_stride[2];
+    int32_t rows, tiles, n[2], k;
+    bool vector, accumulate[2];
+
+    struct tile {
+        const void *w[1];
+        const float *x;
+        float *y;
+        int64_t y_row_stride;
+        int32_t n, k, rows;
+        bool accumulate;
+    };
+
+    int64_t items_bound(int32_t width) const
+    {
+        return (int64_t)tiles * (linear_blocks(n[0], width) + linear_blocks(n[1], width));
+    }
+
+    __device__ __forceinline__ void early(int32_t width, struct stream_items *ret) const
+    {
+        int32_t items = (n[0] + width - 1) / width + (n[1] + width - 1) / width;
+        stream_dense(tiles, 1, items, 1, ret);
+    }
+
+    __device__ __forceinline__ void late(int32_t, struct stream_items *) const
+    {
+    }
+
+    __device__ __forceinline__ void place(int32_t item, int32_t width, int32_t *tile,
+                                          int32_t *group, int32_t *column) const
+    {
+        int32_t first = (n[0] + width - 1) / width, at = item / tiles;
+        *tile = item % tiles;
+        *group = at >= first;
+        *column = at >= first ? at - first : at;
+    }
+
+    __device__ __forceinline__ bool open(tile &t, int32_t at, int32_t group,
+                                         int32_t block_rows) const
+    {
+        int32_t first = at * block_rows;
+        bool second = group == 1;
+        t.w[0] = second ? w[1] : w[0];
+        t.y_row_stride = second ? y_row_stride[1] : y_row_stride[0];
+        t.x = x + first * x_row_stride;
+        t.y = (second ? y[1] : y[0]) + first * t.y_row_stride;
+        t.n = second ? n[1] : n[0];
+        t.k = k;
+        t.rows = min(block_rows, rows - first);
+        t.accumulate = second ? accumulate[1] : accumulate[0];
+        return true;
+    }
+
+    __device__ __forceinline__ const float *x_row(const tile &t, int32_t row) const
+    {
+        return t.x + row * x_row_stride;
+    }
+
+    __device__ __forceinline__ void store(const tile &t, int32_t row, int32_t column,
+                                          float value) const
+    {
+        float *y_at = t.y + row * t.y_row_stride + column;
+        *y_at = t.accumulate ? *y_at + value : value;
+    }
+};
+
+int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
+                        const struct tv_linear *second)
+{
+    const struct tv_linear *both[2] = {first, second};
+    struct pair_problem p;
+    int rc = 0;
+    if (first->rows != second->rows || first->k != second->k || first->x != second->x ||
+        first->x_row_stride != second->x_row_stride || first->groups != 1 || second->groups != 1) {
+        return -EINVAL;
+    }
+    if (first->rows < 1 || first->rows > PAIR_ROWS_MAX || first->w_dtype != second->w_dtype ||
+        !linear_uses_mma(first->w_dtype, first->k) || (uintptr_t)first->w % 16 != 0 ||
+        (uintptr_t)second->w % 16 != 0) {
+        rc = tv_cuda_linear(k, first); /* nothing to gain */
+        return rc < 0 ? rc : tv_cuda_linear(k, second);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (both[i]->n < 1 || both[i]->w == NULL || both[i]->y == NULL || both[i]->x == NULL) {
+            return -EINVAL;
+        }
+        p.w[i] = both[i]->w;
+        p.y[i] = both[i]->y;
+        p.y_row_stride[i] = both[i]->y_row_stride;
+        p.n[i] = both[i]->n;
+        p.accumulate[i] = both[i]->accumulate != 0;
+    }
+    p.x = first->x;
+    p.x_row_stride = first->x_row_stride;
+    p.rows = first->rows;
+    p.k = first->k;
+    p.vector = (uintptr_t)first->x % 16 == 0 && first->x_row_stride % 4 == 0;
+    int32_t block_rows = p.rows <= 8 ? 8 : p.rows <= 16 ? 16 : 32;
+    p.tiles = (int32_t)linear_blocks(p.rows, block_rows);
+    return linear_stream_rows(k, p, block_rows, p.k);
 }

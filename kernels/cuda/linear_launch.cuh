@@ -7,7 +7,8 @@
 #ifndef TV_KERNELS_CUDA_LINEAR_LAUNCH_CUH
 #define TV_KERNELS_CUDA_LINEAR_LAUNCH_CUH
 
-#include "linear.cuh"
+#include "launch.cuh"
+#include "linear_stream.cuh"
 #include "linear_wide.cuh"
 
 #define WIDE_BLOCKS_LEAST 96 /* fewer leave most of a large device idle */
@@ -51,42 +52,66 @@ template <typename P> static int linear_prepare(void)
                                               cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
+template <typename P, int A, int B, int W>
+static int linear_stream_launch(const struct tv_kernels *k, const P &p)
+{
+    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
+    int64_t items = p.items_bound(P::paired ? 16 : 16 * A);
+    int64_t blocks = (int64_t)cuda->sm_count * (W == 1 ? 16 : stream_blocks(A, B, W));
+    if (items > INT32_MAX) {
+        return -EINVAL;
+    }
+    return launch(linear_stream<P, A, B, W>, dim3((uint32_t)(items < blocks ? items : blocks)),
+                  W * 32, 0, tv_cuda_stream(k), p);
+}
+
+/* W warps share k: one chunk needs but one. */
+template <typename P, int A, int B>
+static int linear_stream_choose(const struct tv_kernels *k, const P &p, int32_t depth)
+{
+    return depth <= LINEAR_CHUNK ? linear_stream_launch<P, A, B, 1>(k, p)
+                                 : linear_stream_launch<P, A, B, 8>(k, p);
+}
+
+/* Tiles of 8, 16 or 32 rows; depth: the largest k. */
+template <typename P>
+static int linear_stream_rows(const struct tv_kernels *k, const P &p, int32_t block_rows,
+                              int32_t depth)
+{
+    constexpr int NARROW = P::paired ? 2 : 1;
+    return block_rows == 8    ? linear_stream_choose<P, NARROW, 1>(k, p, depth)
+           : block_rows == 16 ? linear_stream_choose<P, NARROW, 2>(k, p, depth)
+                              : linear_stream_choose<P, 2, 4>(k, p, depth);
+}
+
 /*
- * Launch over `tiles` tiles of block_rows rows (blockIdx.x), all columns (y) and `groups` (z).
- * -EINVAL when the grid is larger than a grid can be.
+ * Launch over `tiles` tiles of block_rows rows (blockIdx.x), n columns (y) and `groups` (z), with
+ * products of length k. -EINVAL when the grid is larger than a grid can be.
  */
 template <typename P>
-static int linear_launch(const P &p, enum tv_dtype w_dtype, int32_t block_rows, uint32_t tiles,
-                         int32_t groups, cudaStream_t stream)
+static int linear_launch(const struct tv_kernels *kernels, const P &p, enum tv_dtype w_dtype,
+                         int32_t block_rows, uint32_t tiles, int32_t groups, int32_t n, int32_t k)
 {
-    bool mma = linear_uses_mma(w_dtype, p.k);
-    constexpr int NARROW = P::paired ? 2 : 1;
-    int32_t columns = LINEAR_ANY;
-    if (mma) {
-        columns = block_rows == WIDE_ROWS ? WIDE_COLUMNS : block_rows == 32 ? 32 : 16;
-        columns = P::paired ? (columns == WIDE_COLUMNS ? WIDE_COLUMNS / 2 : 16) : columns;
+    cudaStream_t stream = tv_cuda_stream(kernels);
+    bool mma = linear_uses_mma(w_dtype, k);
+    if (mma && block_rows < WIDE_ROWS) {
+        return linear_stream_rows(kernels, p, block_rows, k);
     }
-    dim3 grid(tiles, linear_blocks(p.n, columns), (uint32_t)groups);
+    int32_t columns = mma ? WIDE_COLUMNS / (P::paired ? 2 : 1) : LINEAR_ANY;
+    dim3 grid(tiles, linear_blocks(n, columns), (uint32_t)groups);
     if (grid.y > 65535 || grid.z > 65535 || tiles > INT32_MAX) {
         return -EINVAL;
     }
-    if (!mma && w_dtype == TV_F32) {
-        linear_any<P, float><<<grid, LINEAR_ANY * 32, 0, stream>>>(p);
-    } else if (!mma && w_dtype == TV_BF16) {
-        linear_any<P, __nv_bfloat16><<<grid, LINEAR_ANY * 32, 0, stream>>>(p);
-    } else if (!mma) {
-        linear_any<P, __half><<<grid, LINEAR_ANY * 32, 0, stream>>>(p);
-    } else if (block_rows == 8) {
-        linear_mma<P, NARROW, 1><<<grid, LINEAR_THREADS, 0, stream>>>(p);
-    } else if (block_rows == 16) {
-        linear_mma<P, NARROW, 2><<<grid, LINEAR_THREADS, 0, stream>>>(p);
-    } else if (block_rows == 32) {
-        linear_mma<P, 2, 4><<<grid, LINEAR_THREADS, 0, stream>>>(p);
-    } else {
+    if (mma) {
         size_t bytes = WIDE_STAGES * sizeof(struct wide_stage<typename P::X>);
-        linear_wide<P><<<grid, WIDE_THREADS, bytes, stream>>>(p);
+        return launch(linear_wide<P>, grid, WIDE_THREADS, bytes, stream, p);
     }
-    return tv_cuda_errno(cudaGetLastError());
+    if (w_dtype == TV_F32) {
+        return launch(linear_any<P, float>, grid, LINEAR_ANY * 32, 0, stream, p);
+    }
+    return w_dtype == TV_BF16
+               ? launch(linear_any<P, __nv_bfloat16>, grid, LINEAR_ANY * 32, 0, stream, p)
+               : launch(linear_any<P, __half>, grid, LINEAR_ANY * 32, 0, stream, p);
 }
 
 #endif

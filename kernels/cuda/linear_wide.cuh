@@ -139,13 +139,13 @@ TV_DEVICE void wide_write(const P &p, const typename P::tile &t, int32_t first_c
                 continue;
             }
             if constexpr (P::paired) {
-                if (column < p.n) {
+                if (column < t.n) {
                     p.store_pair(t, row, column, total[0][b][c], total[1][b][c]);
                 }
             } else {
 #pragma unroll
                 for (int a = 0; a < 2; a++) {
-                    if (column + a * 16 < p.n) {
+                    if (column + a * 16 < t.n) {
                         p.store(t, row, column + a * 16, total[a][b][c]);
                     }
                 }
@@ -161,24 +161,29 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1) linear_wide(const __gr
     extern __shared__ __align__(16) char wide_shared[];
     struct wide_stage<X> *stages = (struct wide_stage<X> *)wide_shared;
     typename P::tile t;
-    if (!p.open(t, WIDE_ROWS)) {
+    ptx_launch_dependents();
+    ptx_wait_dependence();
+    if (!p.open(t, (int32_t)blockIdx.x, (int32_t)blockIdx.z, WIDE_ROWS)) {
         return;
     }
     int32_t thread = (int32_t)threadIdx.x;
     int32_t first_column = (int32_t)blockIdx.y * (P::paired ? WIDE_COLUMNS / 2 : WIDE_COLUMNS);
+    if (first_column >= t.n) {
+        return;
+    }
     struct wide_source<X> from;
     from.vector = p.vector;
-    from.k = p.k;
+    from.k = t.k;
     from.x = p.x_row(t, min(thread / 4, t.rows - 1));
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t at = thread / 4 + i * 64; /* row of the stage's weights */
         int32_t column = P::paired ? at / 32 * 16 + at % 16 : at;
         const void *w = P::paired && at / 16 % 2 == 1 ? t.w[P::paired ? 1 : 0] : t.w[0];
-        column = min(first_column + column, p.n - 1);
-        from.w[i] = (const __nv_bfloat16 *)w + (int64_t)column * p.k;
+        column = min(first_column + column, t.n - 1);
+        from.w[i] = (const __nv_bfloat16 *)w + (int64_t)column * t.k;
     }
-    int32_t slabs = (p.k + WIDE_SLAB - 1) / WIDE_SLAB;
+    int32_t slabs = (t.k + WIDE_SLAB - 1) / WIDE_SLAB;
     typename linear_x<X>::raw raw;
     for (int32_t s = 0; s < WIDE_STAGES - 1; s++) {
         if (s < slabs) {

@@ -19,12 +19,18 @@ extern "C" {
 int tv_cuda_linear_prepare(void);
 int tv_cuda_experts_prepare(void);
 int tv_cuda_prefill_attn_prepare(void);
+int tv_cuda_query_prepare(void);
 
 int tv_cuda_embed(struct tv_kernels *k, int32_t rows, int32_t hidden, int32_t vocab,
                   const void *table, enum tv_dtype dtype, const int32_t *ids, float *x);
 int tv_cuda_rmsnorm(struct tv_kernels *k, int32_t rows, int32_t dim, const float *x,
                     int64_t x_stride, const float *weight, float eps, float *y, int64_t y_stride);
 int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args);
+int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
+                        const struct tv_linear *second);
+int tv_cuda_query(struct tv_kernels *k, const struct tv_query *args);
+int tv_cuda_moe(struct tv_kernels *k, const struct tv_moe *args);
+size_t tv_cuda_moe_workspace(const struct tv_kernels *k, const struct tv_moe *args);
 int tv_cuda_rope(struct tv_kernels *k, const struct tv_rope *args);
 int tv_cuda_latent_write(struct tv_kernels *k, const struct tv_latent_write *args);
 int tv_cuda_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate, const float *up);

@@ -7,6 +7,7 @@
  * row's state waits in `out` and the workspace between segments, unchanged, so a row's result
  * depends on its position and the cache alone. Products and sums are f32.
  */
+#include "launch.cuh"
 #include "linear_launch.cuh"
 #include "ops.h"
 
@@ -30,27 +31,50 @@ struct prefill_segment {
 /* Keys or values of a segment: rows of the cache times the up-projection of every head. */
 template <typename KV> struct expand_problem {
     typedef KV X;
-    static constexpr bool paired = false;
+    static constexpr bool paired = false, has_late = false;
     const char *w;
     const KV *pages;
     const int32_t *page_table;
     float *y;
     int64_t w_group_bytes;
-    int32_t row_dim, page_size, first, rows, n, k;
+    int32_t row_dim, page_size, first, rows, tiles, groups, n, k;
     bool vector;
 
     struct tile {
         const void *w[1];
         float *y;
-        int32_t token, rows;
+        int32_t token, n, k, rows;
     };
 
-    __device__ __forceinline__ bool open(tile &t, int32_t block_rows) const
+    int64_t items_bound(int32_t width) const
     {
-        int32_t at = (int32_t)blockIdx.x * block_rows;
-        t.w[0] = w + blockIdx.z * w_group_bytes;
-        t.y = y + ((int64_t)blockIdx.z * SEGMENT + at) * n;
+        return (int64_t)tiles * linear_blocks(n, width) * groups;
+    }
+
+    __device__ __forceinline__ void early(int32_t width, struct stream_items *ret) const
+    {
+        stream_dense(tiles, groups, n, width, ret);
+    }
+
+    __device__ __forceinline__ void late(int32_t, struct stream_items *) const
+    {
+    }
+
+    __device__ __forceinline__ void place(int32_t item, int32_t width, int32_t *tile,
+                                          int32_t *group, int32_t *column) const
+    {
+        stream_dense_place(item, tiles, n, width, tile, group, column);
+    }
+
+    __device__ __forceinline__ bool open(tile &t, int32_t index, int32_t group,
+                                         int32_t block_rows) const
+    {
+        int32_t at = index * block_rows;
+        t.w[0] = w + group * w_group_bytes;
+        t.y = y + ((int64_t)group * SEGMENT + at) * n;
         t.token = first + at;
+        t.n = n;
+        t.k = k;
         t.rows = min(block_rows, rows - at);
         return true;
     }
@@ -204,6 +228,8 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ __align__(16) float p[TOKENS][ROWS + PAD], values[VALUE_FLOATS];
     int32_t row0 = (int32_t)blockIdx.x * ROWS, head = (int32_t)blockIdx.y;
     int32_t ty = (int32_t)threadIdx.x / 16, tx = (int32_t)threadIdx.x % 16;
+    ptx_launch_dependents();
+    ptx_wait_dependence();
     /* One past the last token that a row of this block sees. */
     int32_t seen = a.start + min(row0 + ROWS, a.rows);
     if (s.first >= seen) {
@@ -291,8 +317,8 @@ size_t tv_cuda_prefill_attn_workspace(const struct tv_kernels *k,
 }
 
 template <typename KV>
-static int expand(const struct tv_prefill_attn *a, const struct prefill_segment *s, const void *w,
-                  int32_t n, float *y, cudaStream_t stream)
+static int expand(const struct tv_kernels *k, const struct tv_prefill_attn *a,
+                  const struct prefill_segment *s, const void *w, int32_t n, float *y)
 {
     struct expand_problem<KV> p;
     size_t element = tv_dtype_size(a->w_dtype);
@@ -313,23 +339,23 @@ static int expand(const struct tv_prefill_attn *a, const struct prefill_segment 
         return -EINVAL;
     }
     int32_t block_rows = linear_block_rows(mma, false, a->heads, p.rows, n);
-    return linear_launch(p, a->w_dtype, block_rows, linear_blocks(p.rows, block_rows), a->heads,
-                         stream);
+    p.tiles = (int32_t)linear_blocks(p.rows, block_rows);
+    p.groups = a->heads;
+    return linear_launch(k, p, a->w_dtype, block_rows, (uint32_t)p.tiles, a->heads, n, p.k);
 }
 
-static int expand_segment(const struct tv_prefill_attn *a, const struct prefill_segment *s,
-                          cudaStream_t stream)
+static int expand_segment(const struct tv_kernels *k, const struct tv_prefill_attn *a,
+                          const struct prefill_segment *s)
 {
     float *keys = (float *)s->keys, *values = (float *)s->values;
     int rc = 0;
     if (a->nope_dim > 0) {
-        rc = a->kv_dtype == TV_F32
-                 ? expand<float>(a, s, a->k_up, a->nope_dim, keys, stream)
-                 : expand<__nv_bfloat16>(a, s, a->k_up, a->nope_dim, keys, stream);
+        rc = a->kv_dtype == TV_F32 ? expand<float>(k, a, s, a->k_up, a->nope_dim, keys)
+                                   : expand<__nv_bfloat16>(k, a, s, a->k_up, a->nope_dim, keys);
     }
     if (rc == 0) {
-        rc = a->kv_dtype == TV_F32 ? expand<float>(a, s, a->v_up, a->v_dim, values, stream)
-                                   : expand<__nv_bfloat16>(a, s, a->v_up, a->v_dim, values, stream);
+        rc = a->kv_dtype == TV_F32 ? expand<float>(k, a, s, a->v_up, a->v_dim, values)
+                                   : expand<__nv_bfloat16>(k, a, s, a->v_up, a->v_dim, values);
     }
     return rc;
 }
@@ -365,18 +391,17 @@ int tv_cuda_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *arg
     int32_t tokens = args->rows > 0 ? args->start + args->rows : 0;
     for (s.first = 0; rc == 0 && s.first < tokens; s.first += SEGMENT) {
         s.end = tokens - s.first < SEGMENT ? tokens : s.first + SEGMENT;
-        rc = expand_segment(args, &s, stream);
+        rc = expand_segment(k, args, &s);
         if (rc < 0) {
             return rc;
         }
         if (args->v_dim <= 64) {
-            prefill_attn<4><<<grid, THREADS, 0, stream>>>(*args, s);
+            rc = launch(prefill_attn<4>, grid, THREADS, 0, stream, *args, s);
         } else if (args->v_dim <= 128) {
-            prefill_attn<8><<<grid, THREADS, 0, stream>>>(*args, s);
+            rc = launch(prefill_attn<8>, grid, THREADS, 0, stream, *args, s);
         } else {
-            prefill_attn<16><<<grid, THREADS, 0, stream>>>(*args, s);
+            rc = launch(prefill_attn<16>, grid, THREADS, 0, stream, *args, s);
         }
-        rc = tv_cuda_errno(cudaGetLastError());
     }
     return rc;
 }

@@ -2,6 +2,7 @@
  * rmsnorm.cu - root mean square norm with a weight, one block a row.
  */
 #include "device.cuh"
+#include "launch.cuh"
 #include "ops.h"
 
 #define THREADS 256
@@ -10,6 +11,8 @@ static __global__ void __launch_bounds__(THREADS)
     rmsnorm(int32_t dim, const float *x, int64_t x_stride, const float *weight, float eps, float *y,
             int64_t y_stride)
 {
+    ptx_launch_dependents();
+    ptx_wait_dependence();
     const float *row = x + blockIdx.x * x_stride;
     float *result = y + blockIdx.x * y_stride;
     float sum = 0.0f;
@@ -32,7 +35,6 @@ int tv_cuda_rmsnorm(struct tv_kernels *k, int32_t rows, int32_t dim, const float
     if (rows == 0) {
         return 0;
     }
-    rmsnorm<<<(uint32_t)rows, THREADS, 0, tv_cuda_stream(k)>>>(dim, x, x_stride, weight, eps, y,
-                                                               y_stride);
-    return tv_cuda_errno(cudaGetLastError());
+    return launch(rmsnorm, dim3((uint32_t)rows), THREADS, 0, tv_cuda_stream(k), dim, x, x_stride,
+                  weight, eps, y, y_stride);
 }

@@ -2,12 +2,15 @@
  * rope.cu - rotary embedding: interleaved pairs in, halves out, one warp a vector.
  */
 #include "device.cuh"
+#include "launch.cuh"
 #include "ops.h"
 
 #define WARPS 4
 
 static __global__ void __launch_bounds__(WARPS * 32) rope(const __grid_constant__ struct tv_rope a)
 {
+    ptx_launch_dependents();
+    ptx_wait_dependence();
     int64_t vector = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5);
     if (vector >= (int64_t)a.rows * a.heads) {
         return;
@@ -31,6 +34,5 @@ int tv_cuda_rope(struct tv_kernels *k, const struct tv_rope *args)
     if (blocks > INT32_MAX) {
         return -EINVAL;
     }
-    rope<<<(uint32_t)blocks, WARPS * 32, 0, tv_cuda_stream(k)>>>(*args);
-    return tv_cuda_errno(cudaGetLastError());
+    return launch(rope, dim3((uint32_t)blocks), WARPS * 32, 0, tv_cuda_stream(k), *args);
 }

@@ -2,6 +2,7 @@
  * swiglu.cu - gated activation: gate / (1 + exp(-gate)) * up, in place.
  */
 #include "device.cuh"
+#include "launch.cuh"
 #include "ops.h"
 
 #define THREADS 256
@@ -9,6 +10,8 @@
 static __global__ void __launch_bounds__(THREADS)
     swiglu(int64_t count, float *gate, const float *up)
 {
+    ptx_launch_dependents();
+    ptx_wait_dependence();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < count) {
         gate[i] = gated(gate[i], up[i]);
@@ -27,6 +30,5 @@ int tv_cuda_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate,
     if (count == 0) {
         return 0;
     }
-    swiglu<<<(uint32_t)blocks, THREADS, 0, tv_cuda_stream(k)>>>(count, gate, up);
-    return tv_cuda_errno(cudaGetLastError());
+    return launch(swiglu, dim3((uint32_t)blocks), THREADS, 0, tv_cuda_stream(k), count, gate, up);
 }

@@ -2,6 +2,7 @@
  * to_bf16.cu - rounding of a dense array to bf16, to nearest even.
  */
 #include "device.cuh"
+#include "launch.cuh"
 #include "ops.h"
 
 #define THREADS 256
@@ -9,6 +10,8 @@
 static __global__ void __launch_bounds__(THREADS)
     to_bf16(int64_t count, const float *x, __nv_bfloat16 *y)
 {
+    ptx_launch_dependents();
+    ptx_wait_dependence();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < count) {
         y[i] = __float2bfloat16_rn(x[i]);
@@ -24,6 +27,6 @@ int tv_cuda_to_bf16(struct tv_kernels *k, int64_t count, const float *x, uint16_
     if (count == 0) {
         return 0;
     }
-    to_bf16<<<(uint32_t)blocks, THREADS, 0, tv_cuda_stream(k)>>>(count, x, (__nv_bfloat16 *)y);
-    return tv_cuda_errno(cudaGetLastError());
+    return launch(to_bf16, dim3((uint32_t)blocks), THREADS, 0, tv_cuda_stream(k), count, x,
+                  (__nv_bfloat16 *)y);
 }

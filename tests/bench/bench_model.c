@@ -8,6 +8,7 @@
  * TV_BENCH_STRICT=1 it fails below 300 tokens/s or above 4 x for 32 nodes (the kjv-mla-8m bounds);
  * with TV_BENCH_CPU_TIME=1 it counts processor time, which a busy machine disturbs less (1 thread).
  * With TV_BENCH_SYNTHETIC=SEED the folder needs a config.json alone, and weights are random.
+ * With TV_BENCH_NODES=N trees of N nodes alone are verified, for TV_BENCH_ROUNDS rounds.
  * The mask (hexadecimal, kernels/cpu_features.h) names the instruction sets that may be used.
  */
 #include <stdio.h>
@@ -46,12 +47,15 @@ enum slot {
     SLOT_EXPERTS,
     SLOT_VERIFY,
     SLOT_PREFILL,
+    SLOT_PAIR,
+    SLOT_QUERY,
+    SLOT_MOE,
     SLOTS
 };
 
-static const char *const slot_names[SLOTS] = {"embed",        "rmsnorm",     "linear", "rope",
-                                              "latent_write", "swiglu",      "router", "experts",
-                                              "verify_attn",  "prefill_attn"};
+static const char *const slot_names[SLOTS] = {
+    "embed",   "rmsnorm",     "linear",       "rope",        "latent_write", "swiglu", "router",
+    "experts", "verify_attn", "prefill_attn", "linear_pair", "query",        "moe"};
 static int64_t slot_us[SLOTS], slot_calls[SLOTS];
 static struct tv_kernels original;
 
@@ -120,6 +124,22 @@ static int timed_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn
     BOOK(SLOT_PREFILL, original.prefill_attn(k, args));
 }
 
+static int timed_pair(struct tv_kernels *k, const struct tv_linear *first,
+                      const struct tv_linear *second)
+{
+    BOOK(SLOT_PAIR, original.linear_pair(k, first, second));
+}
+
+static int timed_query(struct tv_kernels *k, const struct tv_query *args)
+{
+    BOOK(SLOT_QUERY, original.query(k, args));
+}
+
+static int timed_moe(struct tv_kernels *k, const struct tv_moe *args)
+{
+    BOOK(SLOT_MOE, original.moe(k, args));
+}
+
 static void table_wrap(struct tv_kernels *kernels)
 {
     original = *kernels;
@@ -133,6 +153,11 @@ static void table_wrap(struct tv_kernels *kernels)
     kernels->experts = timed_experts;
     kernels->verify_attn = timed_verify_attn;
     kernels->prefill_attn = timed_prefill_attn;
+    if (original.moe != NULL) { /* all three, or none */
+        kernels->linear_pair = timed_pair;
+        kernels->query = timed_query;
+        kernels->moe = timed_moe;
+    }
 }
 
 static void slots_print(const char *what)
@@ -193,18 +218,25 @@ static int verify_once(struct bench *bench, int32_t nodes, int32_t accept)
     return err;
 }
 
+static int32_t setting(const char *name, int32_t otherwise)
+{
+    const char *text = getenv(name);
+    return text != NULL ? atoi(text) : otherwise;
+}
+
 static int64_t verify_median_us(struct bench *bench, int32_t nodes)
 {
     int64_t us[ROUNDS];
-    for (int i = 0; i < ROUNDS; i++) {
+    int rounds = setting("TV_BENCH_ROUNDS", ROUNDS);
+    for (int i = 0; i < rounds; i++) {
         int64_t from = now_us();
         if (verify_once(bench, nodes, 0) != 0) {
             exit(1);
         }
         us[i] = now_us() - from;
     }
-    qsort(us, ROUNDS, sizeof us[0], compare_us);
-    return us[ROUNDS / 2];
+    qsort(us, (size_t)rounds, sizeof us[0], compare_us);
+    return us[rounds / 2];
 }
 
 static int prefill(struct bench *bench, int32_t count)
@@ -270,7 +302,8 @@ static int replays_print(struct bench *bench)
         return err;
     }
     printf("recorded in %.0f ms\n", (double)(now_us() - from) / 1e3);
-    for (int32_t nodes = 1; nodes <= NODES_MAX; nodes *= 2) {
+    int32_t only = setting("TV_BENCH_NODES", 0);
+    for (int32_t nodes = only > 0 ? only : 1; nodes <= (only > 0 ? only : NODES_MAX); nodes *= 2) {
         printf("verify %d nodes, replayed: %lld us\n", nodes,
                (long long)verify_median_us(bench, nodes));
     }
@@ -299,19 +332,20 @@ int main(int argc, char **argv)
     printf("prefill %.0f tokens/s\n", prefix * 1e6 / (double)(now_us() - from));
     slots_print("prefill");
     int64_t one_us = 0, thirty_two_us = 0;
-    for (int32_t nodes = 1; nodes <= NODES_MAX; nodes *= 2) {
+    int32_t only = setting("TV_BENCH_NODES", 0);
+    for (int32_t nodes = only > 0 ? only : 1; nodes <= (only > 0 ? only : NODES_MAX); nodes *= 2) {
         int64_t us = verify_median_us(&bench, nodes);
         one_us = nodes == 1 ? us : one_us;
         thirty_two_us = nodes == 32 ? us : thirty_two_us;
         printf("verify %d nodes: %lld us (%.2f x one)\n", nodes, (long long)us,
-               (double)us / (double)one_us);
+               one_us > 0 ? (double)us / (double)one_us : 0.0);
         slots_print("verify");
     }
     if (replays_print(&bench) != 0) {
         return 1;
     }
     from = now_us();
-    for (int i = 0; i < DECODES; i++) {
+    for (int i = 0; only == 0 && i < DECODES; i++) {
         if (verify_once(&bench, 1, 1) != 0) {
             return 1;
         }

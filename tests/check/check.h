@@ -67,6 +67,7 @@ void check_draw(struct check *c);
 void check_synthesize(struct check *c);
 void check_copy(struct check *c);   /* and timer, side */
 void check_record(struct check *c); /* recordings, and what a device says of itself */
+void check_fused(struct check *c);  /* slots that stand for several operations */
 /* peers: a folder of libraries as peer.h describes them, or NULL. */
 void check_bench(struct check *c, const char *peers);
 

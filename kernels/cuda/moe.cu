@@ -1,0 +1,131 @@
+/*
+ * moe.cu - the feed-forward part of a layer with routed and shared experts, for few rows.
+ *
+ * Five launches: the router's product; choice and sort in one block; gate, up and activation of
+ * shared and routed experts; down of both; the sum. The same operations in the same order as the
+ * slots that it stands for, so the same bits. Refuses (-ENOTSUP) what those serve better: many
+ * rows, weights that the matrix product does not take.
+ */
+#include "experts.cuh"
+#include "ops.h"
+#include "router.cuh"
+
+#define ROWS_MAX     64    /* beyond these the choice in one block takes too long */
+#define SHARED_BYTES 40960 /* of the choice: as many warps as this serves */
+
+static size_t route_bytes(const struct tv_router *a)
+{
+    size_t bytes = 2 * sizeof(double) * (size_t)a->experts;
+    return bytes + ((sizeof(double) + 1) * (size_t)a->n_group + 15) / 16 * 16;
+}
+
+/* The first `warps` warps choose, a row at a time each; then the block sorts. */
+static __global__ void __launch_bounds__(EXPERTS_SORT)
+    moe_route(const __grid_constant__ struct tv_router a, int32_t warps, int32_t block_rows,
+              const __grid_constant__ struct expert_plan plan)
+{
+    extern __shared__ double shared[];
+    int32_t warp = (int32_t)threadIdx.x >> 5;
+    int32_t bytes = (int32_t)(2 * sizeof(double)) * a.experts;
+    bytes += ((int32_t)(sizeof(double) + 1) * a.n_group + 15) / 16 * 16;
+    ptx_launch_dependents();
+    ptx_wait_dependence();
+    if (warp < warps) {
+        struct router_shared s;
+        s.score = (double *)((char *)shared + warp * bytes);
+        s.choice = s.score + a.experts;
+        s.groups = s.choice + a.experts;
+        s.kept = (uint8_t *)(s.groups + a.n_group);
+        for (int32_t row = warp; row < a.rows; row += warps) {
+            router_row(a, row, s);
+            __syncwarp();
+        }
+    }
+    __syncthreads();
+    experts_sort_pairs(a.ids, a.rows * a.top_k, a.experts, block_rows, plan, (int32_t *)shared);
+}
+
+size_t tv_cuda_moe_workspace(const struct tv_kernels *k, const struct tv_moe *args)
+{
+    struct expert_plan plan;
+    struct tv_experts experts = args->experts;
+    (void)k;
+    experts.rows = experts.rows < ROWS_MAX ? experts.rows : ROWS_MAX;
+    return plan_carve(&experts, args->shared_inter, NULL, &plan) + 256;
+}
+
+static int moe_check(const struct tv_moe *args)
+{
+    const struct tv_experts *experts = &args->experts;
+    if (experts_check(experts) < 0 || router_check(&args->router) < 0 || args->shared_inter < 0 ||
+        args->router.rows != experts->rows || args->router.experts != experts->experts ||
+        args->router.top_k != experts->top_k || args->router.ids != experts->ids ||
+        args->router.weights != experts->weights) {
+        return -EINVAL;
+    }
+    bool mma = linear_uses_mma(experts->w_dtype, experts->hidden) &&
+               linear_uses_mma(experts->w_dtype, experts->inter) &&
+               (args->shared_inter == 0 || linear_uses_mma(experts->w_dtype, args->shared_inter));
+    return mma && experts->rows <= ROWS_MAX && route_bytes(&args->router) <= SHARED_BYTES &&
+                   2 * sizeof(int32_t) * (size_t)experts->experts <= SHARED_BYTES
+               ? 0
+               : -ENOTSUP;
+}
+
+static int route(const struct tv_kernels *k, const struct tv_moe *args, int32_t block_rows,
+                 const struct expert_plan &plan)
+{
+    size_t each = route_bytes(&args->router),
+           sort = 2 * sizeof(int32_t) * (size_t)args->router.experts;
+    int32_t warps = (int32_t)(SHARED_BYTES / each);
+    warps = warps < EXPERTS_SORT / 32 ? warps : EXPERTS_SORT / 32;
+    warps = warps < args->router.rows ? warps : args->router.rows;
+    size_t bytes = each * (size_t)warps > sort ? each * (size_t)warps : sort;
+    return launch(moe_route, dim3(1), EXPERTS_SORT, bytes, tv_cuda_stream(k), args->router, warps,
+                  block_rows, plan);
+}
+
+int tv_cuda_moe(struct tv_kernels *k, const struct tv_moe *args)
+{
+    const struct tv_experts *experts = &args->experts;
+    int rc = moe_check(args);
+    if (rc < 0) {
+        return rc;
+    }
+    if (experts->workspace_bytes < tv_cuda_moe_workspace(k, args)) {
+        return -ENOSPC;
+    }
+    if (experts->rows == 0) {
+        return 0;
+    }
+    struct expert_plan plan;
+    struct gate_problem gate;
+    struct down_problem down;
+    (void)plan_carve(experts, args->shared_inter,
+                     (char *)(((uintptr_t)experts->workspace + 255) / 256 * 256), &plan);
+    int32_t block_rows = experts_block_rows(experts);
+    block_rows = block_rows < 32 ? block_rows : 32;
+    experts_problems(experts, plan, block_rows, &gate, &down);
+    if (args->shared_inter > 0) {
+        gate.shared_gate = args->shared_gate;
+        gate.shared_up = args->shared_up;
+        gate.shared_n = args->shared_inter;
+        gate.shared_tiles = (int32_t)linear_blocks(experts->rows, block_rows);
+        down.shared_down = args->shared_down;
+        down.shared_k = args->shared_inter;
+        down.shared_tiles = gate.shared_tiles;
+        down.vector = down.vector && args->shared_inter % 4 == 0;
+    }
+    rc = tv_cuda_linear(k, &args->logits);
+    if (rc == 0) {
+        rc = route(k, args, block_rows, plan);
+    }
+    if (rc == 0) {
+        rc = linear_stream_rows(k, gate, block_rows, gate.k);
+    }
+    if (rc == 0) {
+        rc = linear_stream_rows(k, down, block_rows,
+                                down.k > down.shared_k ? down.k : down.shared_k);
+    }
+    return rc < 0 ? rc : experts_join_launch(k, experts, plan, args->shared_inter > 0);
+}

@@ -1,0 +1,291 @@
+/*
+ * fused.c - checks of the slots that stand for several operations: the same bits as those one by
+ * one.
+ *
+ * A backend without such a slot has nothing to check here.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "tests/check/check.h"
+
+enum { ROPE = 64, POSITIONS = 50, SLOTS = 100 };
+
+static float *values_upload(struct check *c, int64_t count)
+{
+    return check_upload(c, check_normals(c, count, 1.0f), (size_t)count * sizeof(float));
+}
+
+static void *weights_upload(struct check *c, enum tv_dtype dtype, int64_t count)
+{
+    float *values = check_normals(c, count, 0.1f);
+    return check_upload(c, check_weights(c, dtype, values, count),
+                        (size_t)count * tv_dtype_size(dtype));
+}
+
+/* What two device buffers of `bytes` hold must be equal. */
+static void same_on_device(struct check *c, const void *a, const void *b, size_t bytes,
+                           const char *what)
+{
+    void *left = check_host(c, bytes), *right = check_host(c, bytes);
+    check_download(c, left, a, bytes);
+    check_download(c, right, b, bytes);
+    check_same(c, left, right, bytes, what);
+}
+
+static void one_pair(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t k)
+{
+    struct tv_linear a[2], single[2];
+    float *x = values_upload(c, (int64_t)rows * k);
+    size_t bytes[2];
+    for (int i = 0; i < 2; i++) {
+        int32_t n = check_range(c, 1, 90);
+        a[i] = (struct tv_linear){.rows = rows, .n = n, .k = k, .groups = 1, .w_dtype = dtype};
+        a[i].x = x;
+        a[i].x_row_stride = k;
+        a[i].w = weights_upload(c, dtype, (int64_t)n * k);
+        a[i].y_row_stride = n;
+        a[i].accumulate = i;
+        bytes[i] = (size_t)rows * (size_t)n * sizeof(float);
+        single[i] = a[i];
+        float *y = check_normals(c, (int64_t)rows * n, 1.0f);
+        a[i].y = check_upload(c, y, bytes[i]);
+        single[i].y = check_upload(c, y, bytes[i]);
+    }
+    if (check_ok(c, c->k->linear_pair(c->k, &a[0], &a[1]), "linear_pair")) {
+        (void)check_ok(c, c->k->linear(c->k, &single[0]), "linear");
+        (void)check_ok(c, c->k->linear(c->k, &single[1]), "linear");
+        same_on_device(c, a[0].y, single[0].y, bytes[0], "linear_pair, first");
+        same_on_device(c, a[1].y, single[1].y, bytes[1], "linear_pair, second");
+    }
+    check_release(c);
+}
+
+static void query_fill(struct check *c, struct tv_query *a, int32_t rows, int32_t latent)
+{
+    int32_t dim = latent + ROPE;
+    int32_t *positions = check_host(c, (size_t)rows * sizeof *positions);
+    int64_t *slots = check_host(c, (size_t)rows * sizeof *slots);
+    float *table = check_normals(c, POSITIONS * ROPE, 1.0f);
+    for (int32_t r = 0; r < rows; r++) {
+        positions[r] = check_range(c, 0, POSITIONS - 1);
+        slots[r] = r == 1 ? -1 : r; /* one that is stored nowhere */
+    }
+    a->q = values_upload(c, (int64_t)rows * a->heads * (a->nope_dim + ROPE));
+    a->k_up_t = weights_upload(c, a->w_dtype, (int64_t)a->heads * latent * a->nope_dim);
+    a->latent = (struct tv_latent_write){
+        .rows = rows, .latent_dim = latent, .row_stride = dim, .eps = 1e-6f, .slot_count = SLOTS};
+    a->latent.kv_dtype = a->out_dtype;
+    a->latent.ckv = values_upload(c, (int64_t)rows * dim);
+    a->latent.norm_weight = values_upload(c, latent);
+    a->latent.positions = check_upload(c, positions, (size_t)rows * sizeof *positions);
+    a->latent.slots = check_upload(c, slots, (size_t)rows * sizeof *slots);
+    a->latent.table = (struct tv_rope_table){
+        check_upload(c, table, POSITIONS * ROPE * sizeof(float)), POSITIONS, ROPE};
+}
+
+/* The operations that the slot stands for; `out` receives their result. */
+static int query_singly(struct check *c, const struct tv_query *a, void *pages, float *full,
+                        void *out)
+{
+    struct tv_kernels *k = c->k;
+    int32_t rows = a->latent.rows, head_dim = a->nope_dim + ROPE;
+    int32_t row_dim = a->latent.latent_dim + ROPE;
+    struct tv_latent_write latent = a->latent;
+    latent.kv_pages = pages;
+    /* the rope part through a product with the identity, which is exact */
+    float *identity = check_host(c, (size_t)ROPE * ROPE * sizeof *identity);
+    for (int32_t i = 0; i < ROPE; i++) {
+        identity[i * ROPE + i] = 1.0f;
+    }
+    struct tv_linear copy = {.rows = rows, .n = ROPE, .k = ROPE, .groups = a->heads};
+    copy.x = a->q + a->nope_dim;
+    copy.x_row_stride = (int64_t)a->heads * head_dim;
+    copy.x_group_stride = head_dim;
+    copy.w = check_upload(c, identity, (size_t)ROPE * ROPE * sizeof *identity);
+    copy.y = full + a->latent.latent_dim;
+    copy.y_row_stride = (int64_t)a->heads * row_dim;
+    copy.y_group_stride = row_dim;
+    struct tv_rope rope = {.rows = rows, .heads = a->heads, .x = copy.y, .head_stride = row_dim};
+    rope.row_stride = copy.y_row_stride;
+    rope.positions = latent.positions;
+    rope.table = latent.table;
+    struct tv_linear absorb = {.rows = rows, .n = latent.latent_dim, .k = a->nope_dim};
+    absorb.groups = a->heads;
+    absorb.x = a->q;
+    absorb.x_row_stride = copy.x_row_stride;
+    absorb.x_group_stride = head_dim;
+    absorb.w = a->k_up_t;
+    absorb.w_dtype = a->w_dtype;
+    absorb.w_group_stride = (int64_t)latent.latent_dim * a->nope_dim;
+    absorb.y = full;
+    absorb.y_row_stride = copy.y_row_stride;
+    absorb.y_group_stride = row_dim;
+    int rc = k->linear(k, &copy);
+    rc = rc != 0 ? rc : k->rope(k, &rope);
+    rc = rc != 0 ? rc : k->linear(k, &absorb);
+    rc = rc != 0 ? rc : k->latent_write(k, &latent);
+    int64_t count = (int64_t)rows * a->heads * row_dim;
+    return rc != 0 || a->out_dtype == TV_F32 ? rc : k->to_bf16(k, count, full, out);
+}
+
+static void one_query(struct check *c, enum tv_dtype w_dtype, enum tv_dtype out_dtype, int32_t rows)
+{
+    struct tv_query a = {.heads = check_range(c, 1, 5), .nope_dim = 8 * check_range(c, 1, 30)};
+    int32_t latent = check_range(c, 8, 150);
+    a.w_dtype = w_dtype;
+    a.out_dtype = out_dtype;
+    query_fill(c, &a, rows, latent);
+    size_t count = (size_t)rows * (size_t)a.heads * (size_t)(latent + ROPE);
+    size_t bytes = count * tv_dtype_size(out_dtype);
+    size_t pool = (size_t)SLOTS * (size_t)(latent + ROPE) * tv_dtype_size(out_dtype);
+    float *full = check_poisoned(c, count * sizeof(float));
+    void *out = out_dtype == TV_F32 ? (void *)full : check_poisoned(c, bytes);
+    void *pages = check_poisoned(c, pool);
+    a.out = check_poisoned(c, bytes);
+    a.latent.kv_pages = check_poisoned(c, pool);
+    int rc = c->k->query(c->k, &a);
+    if (rc == -ENOTSUP ? w_dtype == TV_BF16 : !check_ok(c, rc, "query")) {
+        check_fail(c, "query refuses bf16 weights, or failed");
+    } else if (rc == 0 && check_ok(c, query_singly(c, &a, pages, full, out), "single operations")) {
+        same_on_device(c, a.out, out, bytes, "query");
+        same_on_device(c, a.latent.kv_pages, pages, pool, "query, KV rows");
+    }
+    check_release(c);
+}
+
+static const void *const *pointers(struct check *c, char *device, int32_t experts, size_t bytes)
+{
+    const void **list = check_host(c, (size_t)experts * sizeof *list);
+    for (int32_t e = 0; e < experts; e++) {
+        list[e] = device + (size_t)e * bytes;
+    }
+    return check_upload(c, list, (size_t)experts * sizeof *list);
+}
+
+static void moe_fill(struct check *c, struct tv_moe *a, int32_t rows, int32_t hidden, int32_t inter,
+                     int32_t shared)
+{
+    struct tv_experts *e = &a->experts;
+    enum tv_dtype dtype = e->w_dtype;
+    int64_t size = (int64_t)inter * hidden;
+    size_t bytes = (size_t)size * tv_dtype_size(dtype);
+    e->rows = rows;
+    e->hidden = hidden;
+    e->inter = inter;
+    e->x = values_upload(c, (int64_t)rows * hidden);
+    e->gate = pointers(c, weights_upload(c, dtype, e->experts * size), e->experts, bytes);
+    e->up = pointers(c, weights_upload(c, dtype, e->experts * size), e->experts, bytes);
+    e->down = pointers(c, weights_upload(c, dtype, e->experts * size), e->experts, bytes);
+    a->router = (struct tv_router){.rows = rows, .experts = e->experts, .top_k = e->top_k};
+    a->router.ids = check_poisoned(c, (size_t)(rows * e->top_k) * sizeof(int32_t));
+    a->router.weights = check_poisoned(c, (size_t)(rows * e->top_k) * sizeof(float));
+    e->ids = a->router.ids;
+    e->weights = a->router.weights;
+    a->shared_inter = shared;
+    if (shared > 0) {
+        a->shared_gate = weights_upload(c, dtype, (int64_t)shared * hidden);
+        a->shared_up = weights_upload(c, dtype, (int64_t)shared * hidden);
+        a->shared_down = weights_upload(c, dtype, (int64_t)shared * hidden);
+    }
+    a->logits = (struct tv_linear){.rows = rows, .n = e->experts, .k = hidden, .groups = 1};
+    a->logits.x = e->x;
+    a->logits.x_row_stride = hidden;
+    a->logits.w = weights_upload(c, dtype, (int64_t)e->experts * hidden);
+    a->logits.w_dtype = dtype;
+    a->logits.y = check_poisoned(c, (size_t)(rows * e->experts) * sizeof(float));
+    a->logits.y_row_stride = e->experts;
+    a->router.n_group = a->router.topk_group = 1;
+    a->router.scoring = (enum tv_router_scoring)check_range(c, 0, 1);
+    a->router.normalise = check_range(c, 0, 1);
+    a->router.scale = 2.5f;
+    a->router.logits = a->logits.y;
+}
+
+/* The operations that the slot stands for, onto y. */
+static int moe_singly(struct check *c, const struct tv_moe *moe, float *y)
+{
+    struct tv_kernels *k = c->k;
+    struct tv_experts e = moe->experts;
+    int32_t rows = e.rows, shared = moe->shared_inter;
+    e.y = y;
+    e.workspace_bytes = k->experts_workspace(k, &e);
+    e.workspace = check_poisoned(c, e.workspace_bytes);
+    int rc = k->linear(k, &moe->logits);
+    rc = rc != 0 ? rc : k->router(k, &moe->router);
+    rc = rc != 0 ? rc : k->experts(k, &e);
+    if (rc != 0 || shared == 0) {
+        return rc;
+    }
+    struct tv_linear a = {.rows = rows, .n = shared, .k = e.hidden, .groups = 1};
+    a.w_dtype = e.w_dtype;
+    a.x = e.x;
+    a.x_row_stride = e.hidden;
+    a.y_row_stride = shared;
+    a.w = moe->shared_gate;
+    float *gate = check_poisoned(c, (size_t)(rows * shared) * sizeof(float));
+    a.y = gate;
+    rc = k->linear(k, &a);
+    float *up = check_poisoned(c, (size_t)(rows * shared) * sizeof(float));
+    a.w = moe->shared_up;
+    a.y = up;
+    rc = rc != 0 ? rc : k->linear(k, &a);
+    rc = rc != 0 ? rc : k->swiglu(k, rows, shared, gate, up);
+    struct tv_linear down = {.rows = rows, .n = e.hidden, .k = shared, .groups = 1};
+    down.w_dtype = e.w_dtype;
+    down.x = gate;
+    down.x_row_stride = shared;
+    down.w = moe->shared_down;
+    down.y = y;
+    down.y_row_stride = e.hidden;
+    down.accumulate = 1;
+    return rc != 0 ? rc : k->linear(k, &down);
+}
+
+static void one_moe(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t hidden,
+                    int32_t inter, int32_t shared)
+{
+    struct tv_moe a = {.experts = {.w_dtype = dtype, .experts = check_range(c, 1, 9)}};
+    int32_t most = a.experts.experts < 4 ? a.experts.experts : 4;
+    a.experts.top_k = check_range(c, 1, most);
+    moe_fill(c, &a, rows, hidden, inter, shared);
+    size_t bytes = (size_t)(rows * hidden) * sizeof(float);
+    float *y = check_normals(c, (int64_t)rows * hidden, 1.0f);
+    float *expected = check_upload(c, y, bytes);
+    a.experts.y = check_upload(c, y, bytes);
+    a.experts.workspace_bytes = c->k->moe_workspace(c->k, &a);
+    a.experts.workspace = check_poisoned(c, a.experts.workspace_bytes);
+    int rc = c->k->moe(c->k, &a);
+    if (rc == -ENOTSUP ? dtype == TV_BF16 && rows <= 64 : !check_ok(c, rc, "moe")) {
+        check_fail(c, "moe refuses %d rows of bf16 weights, or failed", (int)rows);
+    } else if (rc == 0 && check_ok(c, moe_singly(c, &a, expected), "single operations")) {
+        same_on_device(c, a.experts.y, expected, bytes, "moe");
+    }
+    check_release(c);
+}
+
+void check_fused(struct check *c)
+{
+    static const int32_t rows[] = {1, 2, 7, 9, 16, 17, 33, 40, 64, 70};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        for (int32_t n = 0; n < c->scale; n++) {
+            int32_t k = 8 * check_range(c, 1, 160);
+            if (c->k->linear_pair != NULL) {
+                one_pair(c, i % 4 == 3 ? TV_F32 : TV_BF16, rows[i], k);
+            }
+            if (c->k->query != NULL) {
+                one_query(c, i % 4 == 2 ? TV_F32 : TV_BF16, TV_BF16, rows[i]);
+                one_query(c, TV_BF16, TV_F32, rows[i]);
+            }
+            if (c->k->moe != NULL) {
+                int32_t hidden = 8 * check_range(c, 1, 48), inter = 8 * check_range(c, 1, 40);
+                one_moe(c, i % 4 == 1 ? TV_F32 : TV_BF16, rows[i], hidden, inter, 0);
+                one_moe(c, TV_BF16, rows[i], hidden, inter, 2 * inter);
+            }
+        }
+    }
+    if (c->k->moe != NULL) { /* warps without a share of routed products have one of shared ones */
+        one_moe(c, TV_BF16, 12, 1160, 520, 1040);
+    }
+}
