@@ -3,7 +3,7 @@
  *
  * The same products in the same order as linear_mma, so the same bits; only who computes what
  * differs. Weights and rows pass through shared memory in slabs of 32 k, four in flight; floats are
- * cut into their pieces once on the way in. Each warp keeps 32 columns of 32 rows and walks all of
+ * cut into their pieces once on the way in. Each warp keeps 32 columns of 16 rows and walks all of
  * k. Owns no kernel choice: linear.cuh decides when there are enough blocks for it.
  */
 #ifndef TV_KERNELS_CUDA_LINEAR_WIDE_CUH
@@ -15,7 +15,7 @@
 #define WIDE_COLUMNS 128 /* of one matrix; half of them of each when paired */
 #define WIDE_SLAB    32  /* k of a stage */
 #define WIDE_STAGES  4
-#define WIDE_THREADS 256
+#define WIDE_THREADS 512
 
 /* One slab in shared memory: rows of 64 bytes, so that a quarter of a warp reads 128 in a row. */
 template <typename X> struct wide_stage {
@@ -30,9 +30,10 @@ TV_DEVICE void wide_copy(void *shared, const void *global, bool inside)
                  : "memory");
 }
 
-/* What a thread brings in: two 16-byte words of weights and eight elements of a row. */
+/* What a thread brings in: 16 bytes of weights and, in the first half of the block, eight elements
+ * of a row. */
 template <typename X> struct wide_source {
-    const __nv_bfloat16 *w[2];
+    const __nv_bfloat16 *w;
     const X *x;
     bool vector;
     int32_t k;
@@ -44,11 +45,7 @@ TV_DEVICE void wide_fetch_w(const struct wide_source<X> &from, struct wide_stage
 {
     int32_t thread = (int32_t)threadIdx.x, at = slab * WIDE_SLAB + thread % 4 * 8;
     bool inside = at < from.k;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        wide_copy(&to->w[thread / 4 + i * 64][thread % 4 * 8], from.w[i] + (inside ? at : 0),
-                  inside);
-    }
+    wide_copy(&to->w[thread / 4][thread % 4 * 8], from.w + (inside ? at : 0), inside);
 }
 
 template <typename X>
@@ -57,7 +54,7 @@ TV_DEVICE void wide_fetch_x(const struct wide_source<X> &from, int32_t slab,
 {
     int32_t at = slab * WIDE_SLAB + (int32_t)threadIdx.x % 4 * 8;
     typename linear_x<X>::raw raw = {};
-    if (at < from.k) {
+    if (from.x != NULL && at < from.k) {
         linear_read(from.x + at, from.vector, &raw);
     }
     *ret = raw;
@@ -69,6 +66,9 @@ TV_DEVICE void wide_store_x(const typename linear_x<X>::raw &raw, struct wide_st
     struct linear_pieces p;
     linear_cut(raw, &p);
     int32_t row = (int32_t)threadIdx.x / 4, at = (int32_t)threadIdx.x % 4 * 8;
+    if (row >= WIDE_ROWS) {
+        return;
+    }
     *(uint4 *)&to->x[0][row][at] = *(const uint4 *)p.hi;
     if constexpr (!linear_x<X>::exact) {
         *(uint4 *)&to->x[1][row][at] = *(const uint4 *)p.mid;
@@ -78,18 +78,18 @@ TV_DEVICE void wide_store_x(const typename linear_x<X>::raw &raw, struct wide_st
 
 /* One warp, one slab: the products of one step of linear_chunk, in its order. */
 template <typename X>
-TV_DEVICE void wide_step(const struct wide_stage<X> *from, float (&sum)[2][4][4],
-                         float (&rest)[2][4][4])
+TV_DEVICE void wide_step(const struct wide_stage<X> *from, float (&sum)[2][2][4],
+                         float (&rest)[2][2][4])
 {
     int32_t lane = (int32_t)threadIdx.x & 31, warp = (int32_t)threadIdx.x >> 5;
-    int32_t column = warp % 4 * 32 + lane / 4, row = warp / 4 * 32 + lane / 4, at = lane % 4 * 8;
+    int32_t column = warp % 4 * 32 + lane / 4, row = warp / 4 * 16 + lane / 4, at = lane % 4 * 8;
     uint4 wide[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         wide[i] = *(const uint4 *)&from->w[column + i * 8][at];
     }
 #pragma unroll
-    for (int b = 0; b < 4; b++) {
+    for (int b = 0; b < 2; b++) {
         uint4 hi = *(const uint4 *)&from->x[0][row + b * 8][at], mid = {}, lo = {};
         if constexpr (!linear_x<X>::exact) {
             mid = *(const uint4 *)&from->x[1][row + b * 8][at];
@@ -113,10 +113,10 @@ TV_DEVICE void wide_step(const struct wide_stage<X> *from, float (&sum)[2][4][4]
 }
 
 /* A chunk of 128 k is complete: its sum joins the total. */
-TV_DEVICE void wide_fold(float (&sum)[2][4][4], float (&rest)[2][4][4], float (&total)[2][4][4])
+TV_DEVICE void wide_fold(float (&sum)[2][2][4], float (&rest)[2][2][4], float (&total)[2][2][4])
 {
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < 16; i++) {
         float *s = &sum[0][0][0] + i, *r = &rest[0][0][0] + i;
         (&total[0][0][0])[i] += *s + *r;
         *s = *r = 0.0f;
@@ -125,13 +125,13 @@ TV_DEVICE void wide_fold(float (&sum)[2][4][4], float (&rest)[2][4][4], float (&
 
 template <typename P>
 TV_DEVICE void wide_write(const P &p, const typename P::tile &t, int32_t first_column,
-                          const float (&total)[2][4][4])
+                          const float (&total)[2][2][4])
 {
     int32_t lane = (int32_t)threadIdx.x & 31, warp = (int32_t)threadIdx.x >> 5;
     int32_t column0 = first_column + warp % 4 * (P::paired ? 16 : 32) + lane / 4;
-    int32_t row0 = warp / 4 * 32 + lane % 4 * 2;
+    int32_t row0 = warp / 4 * 16 + lane % 4 * 2;
 #pragma unroll
-    for (int b = 0; b < 4; b++) {
+    for (int b = 0; b < 2; b++) {
 #pragma unroll
         for (int c = 0; c < 4; c++) {
             int32_t row = row0 + b * 8 + c % 2, column = column0 + c / 2 * 8;
@@ -174,15 +174,12 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1) linear_wide(const __gr
     struct wide_source<X> from;
     from.vector = p.vector;
     from.k = t.k;
-    from.x = p.x_row(t, min(thread / 4, t.rows - 1));
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int32_t at = thread / 4 + i * 64; /* row of the stage's weights */
-        int32_t column = P::paired ? at / 32 * 16 + at % 16 : at;
-        const void *w = P::paired && at / 16 % 2 == 1 ? t.w[P::paired ? 1 : 0] : t.w[0];
-        column = min(first_column + column, t.n - 1);
-        from.w[i] = (const __nv_bfloat16 *)w + (int64_t)column * t.k;
-    }
+    from.x = thread / 4 < WIDE_ROWS ? p.x_row(t, min(thread / 4, t.rows - 1)) : NULL;
+    int32_t at = thread / 4; /* row of the stage's weights */
+    int32_t column = P::paired ? at / 32 * 16 + at % 16 : at;
+    const void *w = P::paired && at / 16 % 2 == 1 ? t.w[P::paired ? 1 : 0] : t.w[0];
+    column = min(first_column + column, t.n - 1);
+    from.w = (const __nv_bfloat16 *)w + (int64_t)column * t.k;
     int32_t slabs = (t.k + WIDE_SLAB - 1) / WIDE_SLAB;
     typename linear_x<X>::raw raw;
     for (int32_t s = 0; s < WIDE_STAGES - 1; s++) {
@@ -193,7 +190,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1) linear_wide(const __gr
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    float sum[2][4][4] = {}, rest[2][4][4] = {}, total[2][4][4] = {};
+    float sum[2][2][4] = {}, rest[2][2][4] = {}, total[2][2][4] = {};
     for (int32_t s = 0; s < slabs; s++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(WIDE_STAGES - 2) : "memory");
         __syncthreads(); /* slab s is here, and everybody is through with slab s - 1 */
