@@ -11,6 +11,7 @@
 #include "linear_launch.cuh"
 
 #define EXPERTS_SORT 1024 /* threads */
+#define EXPERTS_FEW  12   /* rows of an expert up to which tiles are of 8 */
 #define EXPERTS_JOIN 256
 #define EXPERTS_MAX  4096 /* two counters of each in shared memory */
 
@@ -30,19 +31,19 @@ struct expert_plan {
     float *shared_out; /* [rows, hidden] */
 };
 
-/* Sort pairs by expert and cut each expert's into tiles, by one block of EXPERTS_SORT threads.
+/* Sort pairs by expert and cut each expert's into tiles, by one block of at least 32 threads.
  * shared: [2 * experts]. */
 TV_DEVICE void experts_sort_pairs(const int32_t *ids, int32_t pairs, int32_t experts,
                                   int32_t block_rows, const struct expert_plan &plan,
                                   int32_t *shared)
 {
     int32_t *counts = shared, *cursors = shared + experts;
-    int32_t thread = (int32_t)threadIdx.x;
-    for (int32_t e = thread; e < experts; e += EXPERTS_SORT) {
+    int32_t thread = (int32_t)threadIdx.x, threads = (int32_t)blockDim.x;
+    for (int32_t e = thread; e < experts; e += threads) {
         counts[e] = 0;
     }
     __syncthreads();
-    for (int32_t i = thread; i < pairs; i += EXPERTS_SORT) {
+    for (int32_t i = thread; i < pairs; i += threads) {
         if (ids[i] >= 0 && ids[i] < experts) {
             atomicAdd(&counts[ids[i]], 1);
         }
@@ -74,7 +75,7 @@ TV_DEVICE void experts_sort_pairs(const int32_t *ids, int32_t pairs, int32_t exp
         *plan.tile_count = tile_base;
     }
     __syncthreads();
-    for (int32_t i = thread; i < pairs; i += EXPERTS_SORT) {
+    for (int32_t i = thread; i < pairs; i += threads) {
         /* Which of an expert's rows comes first changes no result: rows do not meet. */
         bool known = ids[i] >= 0 && ids[i] < experts;
         int32_t at = known ? atomicAdd(&cursors[ids[i]], 1) : -1;
@@ -338,16 +339,16 @@ static size_t plan_carve(const struct tv_experts *args, int32_t shared_inter, ch
 }
 
 /* Rows of a tile, the same for both products; a shape does not change a result. A second tile of an
- * expert reads its weights again, so a tile has room for more rows than an expert has in the mean.
- */
+ * expert finds its weights near, which costs less than the products of rows that are not there. */
 static int32_t experts_block_rows(const struct tv_experts *args)
 {
     int64_t pairs = (int64_t)args->rows * args->top_k;
     bool mma =
         linear_uses_mma(args->w_dtype, args->hidden) && linear_uses_mma(args->w_dtype, args->inter);
     int32_t each = (int32_t)((pairs + args->experts - 1) / args->experts);
-    each += each > 4 ? each / 2 : 0;
-    return linear_block_rows(mma, true, args->experts, each, args->inter);
+    return mma && each <= EXPERTS_FEW
+               ? 8
+               : linear_block_rows(mma, true, args->experts, each, args->inter);
 }
 
 static int experts_check(const struct tv_experts *args)

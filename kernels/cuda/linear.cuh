@@ -115,16 +115,23 @@ template <> struct linear_x<__nv_bfloat16> {
     static constexpr bool exact = true;
 };
 
-/* Where element e of a block's [A][B][4][32] sums belongs: column and row inside the block. */
-template <int B> TV_DEVICE int32_t linear_column(int32_t e)
+/*
+ * Where element e of a block's [A][B][4][32] sums belongs: column and row inside the block. Paired:
+ * e and e + 64 are of the two matrices.
+ */
+template <int B, bool PAIRED> TV_DEVICE int32_t linear_column(int32_t e)
 {
-    return e / (B * 128) * 16 + (e & 31) / 4 + (e & 64) / 8;
+    return PAIRED ? e / (B * 128) * 8 + (e & 31) / 4
+                  : e / (B * 128) * 16 + (e & 31) / 4 + (e & 64) / 8;
 }
 
 template <int B> TV_DEVICE int32_t linear_row(int32_t e)
 {
     return e / 128 % B * 8 + (e & 3) * 2 + (e & 32) / 32;
 }
+
+/* Steps of linear_any whose operands are asked for together. */
+#define LINEAR_ANY_DEPTH 8
 
 /* Any weights: a warp makes one column of up to eight rows, its lanes share k. */
 template <typename P, typename W>
@@ -134,29 +141,45 @@ static __global__ void __launch_bounds__(LINEAR_ANY * 32) linear_any(const __gri
     typename P::tile t;
     int32_t column = (int32_t)blockIdx.y * LINEAR_ANY + (int32_t)(threadIdx.x >> 5);
     int32_t lane = (int32_t)threadIdx.x & 31;
-    ptx_launch_dependents();
     ptx_wait_dependence();
+    ptx_launch_dependents();
     if (!p.open(t, (int32_t)blockIdx.x, (int32_t)blockIdx.z, LINEAR_ANY) || column >= t.n) {
         return;
     }
     const W *w[MATRICES];
-    const typename P::X *x[LINEAR_ANY];
     float sum[MATRICES][LINEAR_ANY] = {};
 #pragma unroll
     for (int m = 0; m < MATRICES; m++) {
         w[m] = (const W *)t.w[m] + (int64_t)column * t.k;
     }
+    for (int32_t first = lane; first < t.k; first += 32 * LINEAR_ANY_DEPTH) {
+        float weight[MATRICES][LINEAR_ANY_DEPTH];
 #pragma unroll
-    for (int r = 0; r < LINEAR_ANY; r++) {
-        x[r] = p.x_row(t, min(r, t.rows - 1));
-    }
-    for (int32_t i = lane; i < t.k; i += 32) {
-#pragma unroll
-        for (int r = 0; r < LINEAR_ANY; r++) {
-            float value = widen(x[r][i]);
+        for (int s = 0; s < LINEAR_ANY_DEPTH; s++) {
 #pragma unroll
             for (int m = 0; m < MATRICES; m++) {
-                sum[m][r] = fmaf(value, widen(w[m][i]), sum[m][r]);
+                int32_t i = first + 32 * s;
+                weight[m][s] = i < t.k ? widen(w[m][i]) : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < LINEAR_ANY; r++) {
+            const typename P::X *x = p.x_row(t, min(r, t.rows - 1));
+            float value[LINEAR_ANY_DEPTH];
+            if (r >= t.rows) {
+                break;
+            }
+#pragma unroll
+            for (int s = 0; s < LINEAR_ANY_DEPTH; s++) {
+                int32_t i = first + 32 * s;
+                value[s] = i < t.k ? widen(x[i]) : 0.0f;
+            }
+#pragma unroll
+            for (int s = 0; s < LINEAR_ANY_DEPTH; s++) {
+#pragma unroll
+                for (int m = 0; m < MATRICES; m++) {
+                    sum[m][r] = fmaf(value[s], weight[m][s], sum[m][r]);
+                }
             }
         }
     }

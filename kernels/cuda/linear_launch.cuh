@@ -56,7 +56,7 @@ template <typename P, int A, int B, int W>
 static int linear_stream_launch(const struct tv_kernels *k, const P &p)
 {
     const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
-    int64_t items = p.items_bound(P::paired ? 16 : 16 * A);
+    int64_t items = p.items_bound(P::paired ? 8 * A : 16 * A);
     int64_t blocks = (int64_t)cuda->sm_count * (W == 1 ? 16 : stream_blocks(A, B, W));
     if (items > INT32_MAX) {
         return -EINVAL;
@@ -78,9 +78,8 @@ template <typename P>
 static int linear_stream_rows(const struct tv_kernels *k, const P &p, int32_t block_rows,
                               int32_t depth)
 {
-    constexpr int NARROW = P::paired ? 2 : 1;
-    return block_rows == 8    ? linear_stream_choose<P, NARROW, 1>(k, p, depth)
-           : block_rows == 16 ? linear_stream_choose<P, NARROW, 2>(k, p, depth)
+    return block_rows == 8    ? linear_stream_choose<P, 1, 1>(k, p, depth)
+           : block_rows == 16 ? linear_stream_choose<P, 1, 2>(k, p, depth)
                               : linear_stream_choose<P, 2, 4>(k, p, depth);
 }
 

@@ -58,8 +58,8 @@ TV_DEVICE int32_t stream_item(const struct stream_items &items, int32_t index)
 
 /*
  * Where a warp reads next. A lane holds rows lane / 4 and lane / 4 + 8 of each 16 columns (w[2a],
- * w[2a + 1]) and row lane / 4 of each 8 rows; of every 32 k it reads 8 consecutive ones, which
- * serve two products. k is a multiple of 8.
+ * w[2a + 1]; paired: the same column of either matrix) and row lane / 4 of each 8 rows; of every 32
+ * k it reads 8 consecutive ones, which serve two products. k is a multiple of 8.
  */
 template <int A> struct stream_cursor {
     const __nv_bfloat16 *w[2 * A];
@@ -72,14 +72,14 @@ TV_DEVICE void stream_aim(const P &p, int32_t item, struct stream_cursor<A> *cur
 {
     typename P::tile t;
     int32_t lane = (int32_t)threadIdx.x & 31, tile, group, column;
-    p.place(item, P::paired ? 16 : 16 * A, &tile, &group, &column);
+    p.place(item, P::paired ? 8 * A : 16 * A, &tile, &group, &column);
     (void)p.open(t, tile, group, 8 * B);
-    column *= P::paired ? 16 : 16 * A;
+    column *= P::paired ? 8 * A : 16 * A;
 #pragma unroll
     for (int i = 0; i < 2 * A; i++) {
-        int32_t at = column + (P::paired ? 0 : i / 2 * 16) + i % 2 * 8 + lane / 4;
+        int32_t at = column + (P::paired ? i / 2 * 8 : i * 8) + lane / 4;
         at = min(at, t.n - 1); /* beyond the last: computed, not stored */
-        cursor->w[i] = (const __nv_bfloat16 *)t.w[P::paired ? i / 2 : 0] + (int64_t)at * t.k;
+        cursor->w[i] = (const __nv_bfloat16 *)t.w[P::paired ? i % 2 : 0] + (int64_t)at * t.k;
     }
     cursor->k = t.k;
 }
@@ -199,16 +199,18 @@ TV_DEVICE void stream_write(const P &p, const typename P::tile &t, int32_t first
     constexpr int ELEMENTS = A * B * 128;
     int32_t thread = (int32_t)threadIdx.x;
     if constexpr (P::paired) {
-        static_assert(A == 2, "one 16 columns of each matrix");
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            shared[thread + i * THREADS] = total[i];
+            int32_t e = thread + i * THREADS;
+            if (e < ELEMENTS) {
+                shared[e] = total[i];
+            }
         }
         __syncthreads();
-        for (int32_t e = thread; e < ELEMENTS / 2; e += THREADS) {
-            int32_t column = first_column + linear_column<B>(e), row = linear_row<B>(e);
-            if (column < t.n && row < t.rows) {
-                p.store_pair(t, row, column, shared[e], shared[e + ELEMENTS / 2]);
+        for (int32_t e = thread; e < ELEMENTS; e += THREADS) {
+            int32_t column = first_column + linear_column<B, true>(e), row = linear_row<B>(e);
+            if ((e & 64) == 0 && column < t.n && row < t.rows) {
+                p.store_pair(t, row, column, shared[e], shared[e + 64]);
             }
         }
         __syncthreads();
@@ -216,7 +218,7 @@ TV_DEVICE void stream_write(const P &p, const typename P::tile &t, int32_t first
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             int32_t e = thread + i * THREADS;
-            int32_t column = first_column + linear_column<B>(e), row = linear_row<B>(e);
+            int32_t column = first_column + linear_column<B, false>(e), row = linear_row<B>(e);
             if (e < ELEMENTS && column < t.n && row < t.rows) {
                 p.store(t, row, column, total[i]);
             }
@@ -228,14 +230,13 @@ template <typename P, int A, int B, int W>
 static __global__ void __launch_bounds__(W * 32, stream_blocks(A, B, W))
     linear_stream(const __grid_constant__ P p)
 {
-    constexpr int ELEMENTS = A * B * 128, THREADS = W * 32, COLUMNS = P::paired ? 16 : 16 * A;
+    constexpr int ELEMENTS = A * B * 128, THREADS = W * 32, COLUMNS = P::paired ? 8 * A : 16 * A;
     constexpr int EACH = (ELEMENTS + THREADS - 1) / THREADS;
     __shared__ float parts[W][ELEMENTS];
     int32_t thread = (int32_t)threadIdx.x, lane = thread & 31, warp = thread >> 5;
     uint4 ring[STREAM_STEPS][2 * A];
     struct stream_items items = {};
     struct stream_cursor<A> next;
-    ptx_launch_dependents();
     p.early(COLUMNS, &items);
     next.index = 0;
     stream_seek<P, A, B>(p, items, &next);
@@ -244,6 +245,7 @@ static __global__ void __launch_bounds__(W * 32, stream_blocks(A, B, W))
         stream_fetch<A>(next, step, ring[step]);
     }
     ptx_wait_dependence();
+    ptx_launch_dependents();
     p.late(COLUMNS, &items);
     if (P::has_late && next.index >= items.early_count) { /* nothing has been read yet */
         stream_seek<P, A, B>(p, items, &next);

@@ -11,6 +11,7 @@
 #include "router.cuh"
 
 #define ROWS_MAX     64    /* beyond these the choice in one block takes too long */
+#define ROUTE_WARPS  4     /* the fewest that sort */
 #define SHARED_BYTES 40960 /* of the choice: as many warps as this serves */
 
 static size_t route_bytes(const struct tv_router *a)
@@ -81,7 +82,8 @@ static int route(const struct tv_kernels *k, const struct tv_moe *args, int32_t 
     warps = warps < EXPERTS_SORT / 32 ? warps : EXPERTS_SORT / 32;
     warps = warps < args->router.rows ? warps : args->router.rows;
     size_t bytes = each * (size_t)warps > sort ? each * (size_t)warps : sort;
-    return launch(moe_route, dim3(1), EXPERTS_SORT, bytes, tv_cuda_stream(k), args->router, warps,
+    uint32_t threads = 32 * (uint32_t)(warps > ROUTE_WARPS ? warps : ROUTE_WARPS);
+    return launch(moe_route, dim3(1), threads, bytes, tv_cuda_stream(k), args->router, warps,
                   block_rows, plan);
 }
 

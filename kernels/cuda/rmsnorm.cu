@@ -6,22 +6,44 @@
 #include "ops.h"
 
 #define THREADS 256
+#define KEPT    8 /* elements of a row that a thread keeps: longer rows are read twice */
 
 static __global__ void __launch_bounds__(THREADS)
     rmsnorm(int32_t dim, const float *x, int64_t x_stride, const float *weight, float eps, float *y,
             int64_t y_stride)
 {
-    ptx_launch_dependents();
-    ptx_wait_dependence();
     const float *row = x + blockIdx.x * x_stride;
     float *result = y + blockIdx.x * y_stride;
-    float sum = 0.0f;
-    for (int32_t i = (int32_t)threadIdx.x; i < dim; i += THREADS) {
+    float kept[KEPT], weights[KEPT], sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        int32_t i = (int32_t)threadIdx.x + j * THREADS;
+        weights[j] = i < dim ? weight[i] : 0.0f;
+    }
+    ptx_wait_dependence();
+    ptx_launch_dependents();
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        int32_t i = (int32_t)threadIdx.x + j * THREADS;
+        kept[j] = i < dim ? row[i] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        sum = fmaf(kept[j], kept[j], sum);
+    }
+    for (int32_t i = (int32_t)threadIdx.x + KEPT * THREADS; i < dim; i += THREADS) {
         sum = fmaf(row[i], row[i], sum);
     }
     sum = block_sum(sum);
     float factor = 1.0f / sqrtf(sum / (float)dim + eps);
-    for (int32_t i = (int32_t)threadIdx.x; i < dim; i += THREADS) {
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        int32_t i = (int32_t)threadIdx.x + j * THREADS;
+        if (i < dim) {
+            result[i] = kept[j] * factor * weights[j];
+        }
+    }
+    for (int32_t i = (int32_t)threadIdx.x + KEPT * THREADS; i < dim; i += THREADS) {
         result[i] = row[i] * factor * weight[i];
     }
 }
