@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Bumped when a struct below or the table changes; a loader refuses another number. */
-#define TV_KERNELS_ABI 6
+#define TV_KERNELS_ABI 7
 
 /*
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
