@@ -8,7 +8,7 @@
  *
  * bf16 weights meet f32 rows without a rounding of the rows: a float is cut into three bf16 pieces
  * that add up to it exactly, and each piece is multiplied. Other weights, and rows of w that are
- * not a whole number of 16-byte words, take linear_any: one warp a column, f32 products.
+ * not a whole number of 16-byte words, take linear_any: f32 products.
  *
  * What is multiplied, and where results go, is told by a problem type P:
  *   X (float or bf16); paired (two matrices share x: gate and up); vector (rows of x may be read 16
@@ -21,8 +21,9 @@
 
 #include "device.cuh"
 
-#define LINEAR_CHUNK 128 /* k of one partial sum */
-#define LINEAR_ANY   8   /* rows and columns of a block of linear_any */
+#define LINEAR_CHUNK       128 /* k of one partial sum */
+#define LINEAR_ANY         8   /* rows of a block of linear_any */
+#define LINEAR_ANY_THREADS 256
 
 /* Eight consecutive elements of a row of x as bf16 pairs; hi + mid + lo is the element. */
 struct linear_pieces {
@@ -130,70 +131,71 @@ template <int B> TV_DEVICE int32_t linear_row(int32_t e)
     return e / 128 % B * 8 + (e & 3) * 2 + (e & 32) / 32;
 }
 
-/* Steps of linear_any whose operands are asked for together. */
-#define LINEAR_ANY_DEPTH 8
-
-/* Any weights: a warp makes one column of up to eight rows, its lanes share k. */
+/*
+ * Any weights: a block makes one column of up to LINEAR_ANY rows after the other; its threads share
+ * k, and its warps' sums are added in order.
+ */
 template <typename P, typename W>
-static __global__ void __launch_bounds__(LINEAR_ANY * 32) linear_any(const __grid_constant__ P p)
+static __global__ void __launch_bounds__(LINEAR_ANY_THREADS) linear_any(const __grid_constant__ P p)
 {
-    constexpr int MATRICES = P::paired ? 2 : 1;
+    constexpr int MATRICES = P::paired ? 2 : 1, WARPS = LINEAR_ANY_THREADS / 32;
+    __shared__ float parts[WARPS][MATRICES][LINEAR_ANY];
+    int32_t thread = (int32_t)threadIdx.x, lane = thread & 31, warp = thread >> 5;
     typename P::tile t;
-    int32_t column = (int32_t)blockIdx.y * LINEAR_ANY + (int32_t)(threadIdx.x >> 5);
-    int32_t lane = (int32_t)threadIdx.x & 31;
     ptx_wait_dependence();
     ptx_launch_dependents();
-    if (!p.open(t, (int32_t)blockIdx.x, (int32_t)blockIdx.z, LINEAR_ANY) || column >= t.n) {
+    if (!p.open(t, (int32_t)blockIdx.x, (int32_t)blockIdx.z, LINEAR_ANY)) {
         return;
     }
-    const W *w[MATRICES];
-    float sum[MATRICES][LINEAR_ANY] = {};
+    const typename P::X *x[LINEAR_ANY];
 #pragma unroll
-    for (int m = 0; m < MATRICES; m++) {
-        w[m] = (const W *)t.w[m] + (int64_t)column * t.k;
+    for (int r = 0; r < LINEAR_ANY; r++) {
+        x[r] = p.x_row(t, min(r, t.rows - 1));
     }
-    for (int32_t first = lane; first < t.k; first += 32 * LINEAR_ANY_DEPTH) {
-        float weight[MATRICES][LINEAR_ANY_DEPTH];
-#pragma unroll
-        for (int s = 0; s < LINEAR_ANY_DEPTH; s++) {
+    for (int32_t column = (int32_t)blockIdx.y; column < t.n; column += (int32_t)gridDim.y) {
+        float sum[MATRICES][LINEAR_ANY] = {};
+#pragma unroll 4
+        for (int32_t i = thread; i < t.k; i += LINEAR_ANY_THREADS) {
+            float weight[MATRICES];
 #pragma unroll
             for (int m = 0; m < MATRICES; m++) {
-                int32_t i = first + 32 * s;
-                weight[m][s] = i < t.k ? widen(w[m][i]) : 0.0f;
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < LINEAR_ANY; r++) {
-            const typename P::X *x = p.x_row(t, min(r, t.rows - 1));
-            float value[LINEAR_ANY_DEPTH];
-            if (r >= t.rows) {
-                break;
+                weight[m] = widen(((const W *)t.w[m])[(int64_t)column * t.k + i]);
             }
 #pragma unroll
-            for (int s = 0; s < LINEAR_ANY_DEPTH; s++) {
-                int32_t i = first + 32 * s;
-                value[s] = i < t.k ? widen(x[i]) : 0.0f;
-            }
-#pragma unroll
-            for (int s = 0; s < LINEAR_ANY_DEPTH; s++) {
+            for (int r = 0; r < LINEAR_ANY; r++) {
+                float value = widen(x[r][i]);
 #pragma unroll
                 for (int m = 0; m < MATRICES; m++) {
-                    sum[m][r] = fmaf(value[s], weight[m][s], sum[m][r]);
+                    sum[m][r] = fmaf(value, weight[m], sum[m][r]);
                 }
             }
         }
-    }
 #pragma unroll
-    for (int r = 0; r < LINEAR_ANY; r++) {
-        float first = warp_sum(sum[0][r]);
-        if constexpr (P::paired) {
-            float second = warp_sum(sum[1][r]);
-            if (lane == r && r < t.rows) {
-                p.store_pair(t, r, column, first, second);
+        for (int m = 0; m < MATRICES; m++) {
+#pragma unroll
+            for (int r = 0; r < LINEAR_ANY; r++) {
+                float all = warp_sum(sum[m][r]);
+                if (lane == r) {
+                    parts[warp][m][r] = all;
+                }
             }
-        } else if (lane == r && r < t.rows) {
-            p.store(t, r, column, first);
         }
+        __syncthreads();
+        if (thread < t.rows) {
+            float total[MATRICES] = {};
+            for (int w = 0; w < WARPS; w++) {
+#pragma unroll
+                for (int m = 0; m < MATRICES; m++) {
+                    total[m] += parts[w][m][thread];
+                }
+            }
+            if constexpr (P::paired) {
+                p.store_pair(t, thread, column, total[0], total[1]);
+            } else {
+                p.store(t, thread, column, total[0]);
+            }
+        }
+        __syncthreads();
     }
 }
 

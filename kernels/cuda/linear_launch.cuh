@@ -65,22 +65,34 @@ static int linear_stream_launch(const struct tv_kernels *k, const P &p)
                   W * 32, 0, tv_cuda_stream(k), p);
 }
 
-/* W warps share k: one chunk needs but one. */
-template <typename P, int A, int B>
-static int linear_stream_choose(const struct tv_kernels *k, const P &p, int32_t depth)
-{
-    return depth <= LINEAR_CHUNK ? linear_stream_launch<P, A, B, 1>(k, p)
-                                 : linear_stream_launch<P, A, B, 8>(k, p);
-}
-
-/* Tiles of 8, 16 or 32 rows; depth: the largest k. */
+/*
+ * Tiles of 8, 16 or 32 rows; depth: the largest k. Twice the columns halve what is read of x for a
+ * weight, which several rows ask for; a single row asks for more blocks.
+ */
 template <typename P>
 static int linear_stream_rows(const struct tv_kernels *k, const P &p, int32_t block_rows,
                               int32_t depth)
 {
-    return block_rows == 8    ? linear_stream_choose<P, 1, 1>(k, p, depth)
-           : block_rows == 16 ? linear_stream_choose<P, 1, 2>(k, p, depth)
-                              : linear_stream_choose<P, 2, 4>(k, p, depth);
+    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
+    if constexpr (P::paired) {
+        return block_rows == 8    ? linear_stream_launch<P, 2, 1, 8>(k, p)
+               : block_rows == 16 ? linear_stream_launch<P, 2, 2, 8>(k, p)
+                                  : linear_stream_launch<P, 2, 4, 8>(k, p);
+    } else {
+        bool twice = p.rows > 1 && p.items_bound(32) >= 2 * (int64_t)cuda->sm_count;
+        if (depth <= LINEAR_CHUNK) { /* one chunk needs but one warp */
+            return block_rows == 8    ? linear_stream_launch<P, 1, 1, 1>(k, p)
+                   : block_rows == 16 ? linear_stream_launch<P, 1, 2, 1>(k, p)
+                                      : linear_stream_launch<P, 2, 4, 1>(k, p);
+        }
+        if (block_rows == 8) {
+            return twice ? linear_stream_launch<P, 2, 1, 8>(k, p)
+                         : linear_stream_launch<P, 1, 1, 8>(k, p);
+        }
+        return block_rows > 16 ? linear_stream_launch<P, 2, 4, 8>(k, p)
+               : twice         ? linear_stream_launch<P, 2, 2, 8>(k, p)
+                               : linear_stream_launch<P, 1, 2, 8>(k, p);
+    }
 }
 
 /*
@@ -96,8 +108,11 @@ static int linear_launch(const struct tv_kernels *kernels, const P &p, enum tv_d
     if (mma && block_rows < WIDE_ROWS) {
         return linear_stream_rows(kernels, p, block_rows, k);
     }
-    int32_t columns = mma ? WIDE_COLUMNS / (P::paired ? 2 : 1) : LINEAR_ANY;
+    int32_t columns = mma ? WIDE_COLUMNS / (P::paired ? 2 : 1) : 1;
     dim3 grid(tiles, linear_blocks(n, columns), (uint32_t)groups);
+    if (!mma && grid.y > 65535) {
+        grid.y = 65535; /* a block takes several columns */
+    }
     if (grid.y > 65535 || grid.z > 65535 || tiles > INT32_MAX) {
         return -EINVAL;
     }
@@ -106,11 +121,11 @@ static int linear_launch(const struct tv_kernels *kernels, const P &p, enum tv_d
         return launch(linear_wide<P>, grid, WIDE_THREADS, bytes, stream, p);
     }
     if (w_dtype == TV_F32) {
-        return launch(linear_any<P, float>, grid, LINEAR_ANY * 32, 0, stream, p);
+        return launch(linear_any<P, float>, grid, LINEAR_ANY_THREADS, 0, stream, p);
     }
     return w_dtype == TV_BF16
-               ? launch(linear_any<P, __nv_bfloat16>, grid, LINEAR_ANY * 32, 0, stream, p)
-               : launch(linear_any<P, __half>, grid, LINEAR_ANY * 32, 0, stream, p);
+               ? launch(linear_any<P, __nv_bfloat16>, grid, LINEAR_ANY_THREADS, 0, stream, p)
+               : launch(linear_any<P, __half>, grid, LINEAR_ANY_THREADS, 0, stream, p);
 }
 
 #endif
