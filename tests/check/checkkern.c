@@ -22,8 +22,7 @@ struct part {
 static const struct part parts[] = {
     {"dense", check_dense},     {"experts", check_experts}, {"verify", check_verify},
     {"prefill", check_prefill}, {"draw", check_draw},       {"synthesize", check_synthesize},
-    {"record", check_record},   {"copy", check_copy},
-    {"fused", check_fused},
+    {"record", check_record},   {"copy", check_copy},       {"fused", check_fused},
 };
 
 static int usage(void)
