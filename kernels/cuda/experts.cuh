@@ -11,7 +11,7 @@
 #include "linear_launch.cuh"
 
 #define EXPERTS_SORT 1024 /* threads */
-#define EXPERTS_FEW  12   /* rows of an expert up to which tiles are of 8 */
+#define EXPERTS_FEW  8    /* rows of an expert up to which tiles are of 8 */
 #define EXPERTS_JOIN 256
 #define EXPERTS_MAX  4096 /* two counters of each in shared memory */
 
