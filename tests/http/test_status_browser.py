@@ -8,8 +8,9 @@ import sys
 import tempfile
 import unittest
 
-from harness import Caller, FixedDaemon, round_body, verify_path
+from harness import Caller, FixedDaemon, round_body, verify_path, wait_until
 from real import RealDaemon
+from test_planted import PlantedDaemon
 from webdriver import Browser, Missing
 
 SHOTS = os.environ.get("TV_SHOTS", "")
@@ -208,6 +209,46 @@ class BrowserTest(unittest.TestCase):
                 self.assertNotIn(SECRET, self.browser.run(left))
                 self.quiet(("status of 401", "status of 403"))
                 self.assertNotIn(SECRET, daemon.text())
+                self.browser.open("about:blank")
+
+    def test_violation(self):
+        """A planted fault is shown in red, and its reproducer is saved through the key, byte for byte."""
+        with tempfile.TemporaryDirectory() as folder:
+            path, state_dir, saved = (os.path.join(folder, name) for name in ("keys", "state", "saved"))
+            os.mkdir(state_dir)
+            os.mkdir(saved)
+            with open(path, "w") as file:
+                file.write(KEYS)
+            os.chmod(path, 0o600)
+            bearer = (f"Authorization: Bearer {SECRET}",)
+            with PlantedDaemon("output", "--api-key-file", path, "--state-dir", state_dir) as daemon:
+                caller = Caller(daemon)
+                state = caller.call("POST", "/v1/sessions", {"tokens": [5, 6, 7]}, bearer).json
+                daemon.switch(True)
+                body = round_body(state, [40, 41], [0, 0], want={"shadow": True})
+                self.assertEqual(caller.call("POST", verify_path(state), body, bearer).status, 200)
+                daemon.switch(False)
+                expected = caller.call("GET", "/v1/parity/violations/1", headers=bearer)
+                self.assertEqual(expected.status, 200)
+                caller.close()
+                self.show(daemon)
+                self.enter(SECRET)
+                self.browser.wait("document.querySelector('#parity a')", "the link")
+                self.assertIn("1 violations", self.text("#parity"))
+                self.assertEqual(self.text("#parity .bad"), "1 violations")
+                self.assertIn("violation 1, kernel", self.text("#parity a"))
+                self.check_page()
+                self.shot("violation")
+                self.browser.devtools("Browser.setDownloadBehavior", behavior="allow", downloadPath=saved)
+                self.browser.run("document.querySelector('#parity a').focus()")
+                self.looked(2)
+                self.assertEqual(self.browser.run("return document.activeElement.tagName"), "A")  # a look takes no focus
+                self.browser.click("#parity a")
+                self.browser.wait("document.getElementById('parity-note').innerText === 'Violation 1 saved.'", "the note")
+                done = os.path.join(saved, "violation-1.kdtr")
+                wait_until(lambda: os.path.exists(done), 60, "the file is there")
+                with open(done, "rb") as file:
+                    self.assertEqual(file.read(), expected.body)
                 self.browser.open("about:blank")
 
     def enter(self, secret):
