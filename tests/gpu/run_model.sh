@@ -45,7 +45,7 @@ for dtype in f32 bf16; do
         --kv-dtype "$dtype"
 done
 # the sanitizers read every access; racecheck of the rows of 30,000 logits would take minutes
-for part in dense experts prefill draw; do
+for part in dense experts fused prefill draw; do
     step "memcheck_$part" compute-sanitizer --tool memcheck --error-exitcode 9 "$check" --backend cuda --only "$part"
     [ "$part" = draw ] ||
         step "racecheck_$part" compute-sanitizer --tool racecheck --error-exitcode 9 "$check" --backend cuda --only "$part"

@@ -145,7 +145,7 @@ if [ "$backend" = cuda ]; then
     memcheck f32
     step bench_slots 60 "$check" --backend cuda --bench
     step bench_attn 60 python3 "$here/bench_verify_attn.py" "$TREEVERIFY_CUDA_LIB" --extra --json "$out/bench_attn.json"
-    for part in dense experts prefill draw; do
+    for part in dense experts fused prefill draw; do
         step "memcheck_$part" 60 "${plain[@]}" compute-sanitizer --tool memcheck --error-exitcode 9 "$bare_check" --backend cuda --only $part
     done
 else
