@@ -143,21 +143,25 @@ TV_DEVICE void value_load(uint32_t (&v)[4][4], uint32_t v_lane)
     }
 }
 
-/* Clear this warp's columns of a tile's rows from `row` on: nothing that lies behind the request's
- * last slot may meet a product, not even times zero. The score warps have read it by now. */
-TV_DEVICE void value_clear(unsigned char *tile, int32_t row)
+/* Zero the tokens of a tile from `count` on: nothing that lies behind the request's last slot may
+ * meet a product, not even times zero. Registers 0 and 2 hold tokens 2 (lane % 4) and the next one,
+ * 1 and 3 those eight later. */
+TV_DEVICE void value_trim(uint32_t (&v)[4][4], int32_t count)
 {
-    int32_t thread = ptx_thread(), warp = (thread >> 5) - SCORE_WARPS, lane = thread & 31;
-    for (; row < TV_PLAN_TOKENS; row++) {
-        *(uint32_t *)(tile + warp * BLOCK_STRIDE + row * BLOCK_BYTES + lane * 4) = 0;
+    int32_t token = (ptx_thread() & 3) * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int32_t left = count - token - half * 8;
+        uint32_t keep = left <= 0 ? 0 : left == 1 ? 0xffffu : 0xffffffffu;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j][half] &= keep;
+            v[j][half + 2] &= keep;
+        }
     }
-    __syncwarp();
 }
 
-/*
- * Tile k, the first or the second of its pair. Its V is loaded while its P is still awaited, but
- * for the last tile, part of which may have to be cleared in between.
- */
+/* Tile k, the first or the second of its pair. Its V is loaded while its P is still awaited. */
 template <int MT, int PLACES>
 TV_DEVICE void value_tile(float (&o)[MT][8][4], const struct flash_block &b, const struct layout &l,
                           int32_t k, bool last, uint32_t fixed, uint32_t v_lane, uint32_t lane16)
@@ -167,8 +171,9 @@ TV_DEVICE void value_tile(float (&o)[MT][8][4], const struct flash_block &b, con
     uint32_t p_lane = lane16 + fixed + WARP_AT(p) + (k & 1) * FRAGMENT;
     v_lane += place * TILE_BYTES;
     ptx_mbarrier_wait(fixed + FIXED_AT(kv_full) + place * 8, tile_parity<PLACES>(k));
-    if (!last) {
-        value_load(v, v_lane);
+    value_load(v, v_lane);
+    if (__builtin_expect(last, 0)) {
+        value_trim(v, b.last + 1 - (b.tile_first + k) * TV_PLAN_TOKENS);
     }
     if ((k & 1) == 0) {
         ptx_mbarrier_wait(fixed + FIXED_AT(p_full), (uint32_t)(k >> 1) & 1u);
@@ -178,10 +183,6 @@ TV_DEVICE void value_tile(float (&o)[MT][8][4], const struct flash_block &b, con
         }
     }
     ptx_load4(a[0], p_lane);
-    if (last) {
-        value_clear(l.kv + place * TILE_BYTES, b.last + 1 - (b.tile_first + k) * TV_PLAN_TOKENS);
-        value_load(v, v_lane);
-    }
     if (moved != 0) {
         value_rescale<MT>(o, l.fixed);
     }
