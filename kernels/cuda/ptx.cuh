@@ -10,6 +10,7 @@
 #define TV_KERNELS_CUDA_PTX_CUH
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 #define TV_DEVICE static __device__ __forceinline__
@@ -43,6 +44,15 @@ TV_DEVICE void ptx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The same for f16 inputs. */
+TV_DEVICE void ptx_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 TV_DEVICE void ptx_load4(uint32_t (&r)[4], uint32_t address)
 {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -63,6 +73,17 @@ TV_DEVICE uint32_t ptx_pack(float low, float high)
 {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+/* Two floats as a pair of f16, and what that leaves of them as another; the first in the low half.
+ */
+TV_DEVICE void ptx_pack_pieces(float low, float high, uint32_t *ret_top, uint32_t *ret_rest)
+{
+    __half2 top = __floats2half2_rn(low, high);
+    float2 back = __half22float2(top);
+    __half2 rest = __floats2half2_rn(low - back.x, high - back.y);
+    *ret_top = *reinterpret_cast<uint32_t *>(&top);
+    *ret_rest = *reinterpret_cast<uint32_t *>(&rest);
 }
 
 /* 2 to the power x, to 2 ulp; 0 for -inf. */

@@ -201,37 +201,48 @@ static int run_prefill(struct check *c, const void *arg)
     return c->k->prefill_attn(c->k, arg);
 }
 
-static void bench_prefill(const struct bench *b, int32_t rows, int32_t heads)
+/* `rows` tokens behind `start` others; as many dimensions of a key's first part as of a value. */
+static void bench_prefill(const struct bench *b, enum tv_dtype dtype, int32_t rows, int32_t start,
+                          int32_t heads, int32_t v_dim)
 {
     struct check *c = b->c;
-    struct tv_prefill_attn a = {.rows = rows, .heads = heads, .nope_dim = 64, .rope_dim = 64};
-    int32_t pages = (rows + 63) / 64;
+    struct tv_prefill_attn a = {.rows = rows,
+                                .start = start,
+                                .heads = heads,
+                                .nope_dim = v_dim,
+                                .rope_dim = TV_MLA_ROPE,
+                                .v_dim = v_dim,
+                                .latent_dim = TV_MLA_LATENT,
+                                .softmax_scale = 0.09f,
+                                .w_dtype = TV_BF16,
+                                .kv_dtype = dtype,
+                                .page_size = 64};
+    int32_t pages = (start + rows + 63) / 64, head_dim = v_dim + TV_MLA_ROPE;
     int32_t *table = check_host(c, (size_t)pages * sizeof *table);
-    int64_t kv_count = (int64_t)pages * 64 * TV_MLA_ROW, up = (int64_t)heads * 64 * TV_MLA_LATENT;
+    int64_t kv_count = (int64_t)pages * 64 * TV_MLA_ROW;
+    int64_t up = (int64_t)heads * v_dim * TV_MLA_LATENT, q_count = (int64_t)rows * heads * head_dim;
     char name[64];
     for (int32_t i = 0; i < pages; i++) {
         table[i] = i;
     }
-    a.v_dim = 64;
-    a.latent_dim = TV_MLA_LATENT;
-    a.softmax_scale = 0.09f;
-    a.w_dtype = TV_BF16;
     a.page_count = pages;
-    a.page_size = 64;
     a.page_table = check_upload(c, table, (size_t)pages * sizeof *table);
     float *kv = check_normals(c, kv_count, 1.0f), *w = check_normals(c, up, 0.05f);
-    float *q = check_normals(c, (int64_t)rows * heads * 128, 1.0f);
-    a.kv_pages = check_upload(c, kv, (size_t)kv_count * sizeof(float));
+    a.kv_pages = check_upload(c, check_weights(c, dtype, kv, kv_count),
+                              (size_t)kv_count * tv_dtype_size(dtype));
     a.k_up = check_upload(c, check_weights(c, TV_BF16, w, up), (size_t)up * 2);
     a.v_up = a.k_up;
-    a.q = check_upload(c, q, (size_t)rows * (size_t)heads * 128 * sizeof(float));
-    a.out = check_poisoned(c, (size_t)rows * (size_t)heads * 64 * sizeof(float));
+    a.q = check_upload(c, check_normals(c, q_count, 1.0f), (size_t)q_count * sizeof(float));
+    a.out = check_poisoned(c, (size_t)rows * (size_t)heads * (size_t)v_dim * sizeof(float));
     a.workspace_bytes = c->k->prefill_attn_workspace(c->k, &a);
     a.workspace = check_poisoned(c, a.workspace_bytes);
-    (void)snprintf(name, sizeof name, "prefill_attn f32 heads %d rows %d", heads, rows);
-    double expand = 2.0 * rows * heads * 128 * TV_MLA_LATENT;
-    double attend = (double)rows * rows * heads * (128 + 64);
-    measure(b, name, expand + attend, (double)kv_count * 4, run_prefill, &a);
+    (void)snprintf(name, sizeof name, "prefill_attn %s heads %d dim %d, %d at %d",
+                   dtype == TV_F32 ? "f32" : "bf16", heads, v_dim, rows, start);
+    double seen = rows * (start + 0.5 * (rows + 1)), tokens = start + rows;
+    double expand = 4.0 * tokens * heads * v_dim * TV_MLA_LATENT;
+    double attend = 2.0 * seen * heads * (head_dim + v_dim);
+    measure(b, name, expand + attend, (double)kv_count * (double)tv_dtype_size(dtype), run_prefill,
+            &a);
     check_release(c);
 }
 
@@ -296,8 +307,15 @@ static void bench_all(const struct bench *b)
         bench_attn(b, TV_F32, 16, rows[i], 4096);
     }
     if (k->prefill_attn) {
-        bench_prefill(b, 64, 8);
-        bench_prefill(b, 512, 8);
+        bench_prefill(b, TV_F32, 64, 0, 8, 64);
+        bench_prefill(b, TV_F32, 512, 0, 8, 64);
+        if (!k->host_memory) { /* slices of Moonlight's dimensions */
+            bench_prefill(b, TV_F32, 2048, 6144, 16, 128);
+            bench_prefill(b, TV_BF16, 64, 32704, 16, 128);
+            bench_prefill(b, TV_BF16, 512, 7680, 16, 128);
+            bench_prefill(b, TV_BF16, 2048, 6144, 16, 128);
+            bench_prefill(b, TV_BF16, 2048, 30720, 16, 128);
+        }
     }
     if (k->draw) {
         bench_draw(b, 260, 1.0f);

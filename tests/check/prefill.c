@@ -13,16 +13,30 @@ struct problem {
     int32_t tokens;
 };
 
-static struct problem make(struct check *c, enum tv_dtype w_dtype, enum tv_dtype kv_dtype,
-                           int32_t tokens, int32_t heads)
+struct dims {
+    int32_t nope, rope, v, latent;
+};
+
+static struct dims dims_draw(struct check *c)
+{
+    struct dims d;
+    d.nope = check_range(c, 0, 1) ? 48 : 8 * check_range(c, 1, 9); /* not v (B33) */
+    d.rope = check_range(c, 0, 1) ? 64 : 16;
+    d.v = check_range(c, 0, 1) ? 64 : 8 * check_range(c, 1, 9);
+    d.latent = check_range(c, 0, 1) ? 512 : 8 * check_range(c, 1, 20);
+    return d;
+}
+
+static struct problem make(struct check *c, const struct dims *dims, enum tv_dtype w_dtype,
+                           enum tv_dtype kv_dtype, int32_t tokens, int32_t heads)
 {
     struct problem p = {.tokens = tokens};
     struct tv_prefill_attn *a = &p.args;
     a->heads = heads;
-    a->nope_dim = check_range(c, 0, 1) ? 48 : 8 * check_range(c, 1, 9); /* not v_dim (B33) */
-    a->rope_dim = check_range(c, 0, 1) ? 64 : 16;
-    a->v_dim = check_range(c, 0, 1) ? 64 : 8 * check_range(c, 1, 9);
-    a->latent_dim = check_range(c, 0, 1) ? 512 : 8 * check_range(c, 1, 20);
+    a->nope_dim = dims->nope;
+    a->rope_dim = dims->rope;
+    a->v_dim = dims->v;
+    a->latent_dim = dims->latent;
     a->softmax_scale = 0.09f;
     a->w_dtype = w_dtype;
     a->kv_dtype = kv_dtype;
@@ -112,19 +126,65 @@ static void one(struct check *c, const struct problem *problem)
     check_release(c);
 }
 
+/* Rows whose elements are much smaller than the others'. */
+static void shrink(struct problem *p)
+{
+    int32_t dim = p->args.latent_dim + p->args.rope_dim;
+    for (int64_t i = 0; i < (int64_t)p->tokens * dim; i++) {
+        p->kv[i] *= i / dim % 3 == 1 ? 0x1p-12f : 1.0f;
+    }
+}
+
+/* A chunk behind a long prefix, which a device takes in segments: alone, and cut in two. */
+static void behind(struct check *c, enum tv_dtype kv_dtype)
+{
+    const struct dims dims = {.nope = 16, .rope = 16, .v = 24, .latent = 32};
+    int32_t tokens = 4096 + check_range(c, 2, 90), start = 4096 - check_range(c, 2, 60);
+    struct problem p = make(c, &dims, TV_BF16, kv_dtype, tokens, 2);
+    int64_t row = (int64_t)p.args.heads * dims.v, count = (tokens - start) * row;
+    size_t bytes = (size_t)(tokens * row) * sizeof(float);
+    float *expected = check_host(c, bytes), *whole = check_host(c, bytes);
+    float *parts = check_host(c, bytes);
+    int32_t cut = check_range(c, start + 1, tokens - 1);
+    run(c, c->ref, &p, start, tokens - start, 64, expected);
+    run(c, c->k, &p, start, tokens - start, 64, whole);
+    check_near(c, whole + start * row, expected + start * row, count, 4e-6, 4e-6,
+               "prefill_attn behind a long prefix");
+    run(c, c->k, &p, start, cut - start, 64, parts);
+    run(c, c->k, &p, cut, tokens - cut, 32, parts);
+    check_same(c, parts, whole, bytes, "prefill_attn behind a long prefix in two chunks");
+    check_release(c);
+}
+
 void check_prefill(struct check *c)
 {
+    /* what models have; and more than the fast form of a device takes */
+    static const struct dims published = {.nope = 128, .rope = 64, .v = 128, .latent = 512};
+    static const struct dims wide = {.nope = 192, .rope = 64, .v = 160, .latent = 64};
+    static const struct dims many = {.nope = 32, .rope = 16, .v = 40, .latent = 64};
     if (!c->k->prefill_attn) {
         return;
     }
     for (int32_t n = 0; n < 9 * c->scale; n++) {
         int32_t tokens = check_range(c, 1, 200), heads = check_range(c, 1, 4);
-        struct problem p = make(c, (enum tv_dtype)(n % 3), n & 1 ? TV_BF16 : TV_F32, tokens, heads);
+        struct dims dims = dims_draw(c);
+        struct problem p =
+            make(c, &dims, (enum tv_dtype)(n % 3), n & 1 ? TV_BF16 : TV_F32, tokens, heads);
         one(c, &p);
     }
+    for (int32_t n = 0; n < 4; n++) {
+        struct problem p = make(c, n < 3 ? &published : &wide, TV_BF16, n & 1 ? TV_F32 : TV_BF16,
+                                check_range(c, 100, 170), 2);
+        if (n > 1) {
+            shrink(&p);
+        }
+        one(c, &p);
+    }
+    behind(c, TV_BF16);
+    behind(c, TV_F32);
     /* many tokens and heads: other tiles on a device */
     for (int32_t n = 0; n < 2; n++) {
-        struct problem p = make(c, TV_BF16, n & 1 ? TV_BF16 : TV_F32, 400, 16);
+        struct problem p = make(c, &many, TV_BF16, n & 1 ? TV_BF16 : TV_F32, 780, 16);
         one(c, &p);
     }
 }
