@@ -21,6 +21,10 @@
 #define SEQUENCE_ROWS      64  /* that must fit beside the self-test's, or no session could live */
 #define PREFILL_ROWS_HOST  64  /* rows of a prefill pass: what keeps a processor busy */
 #define PREFILL_ROWS_APART 512 /* and a device with memory of its own */
+/* One with this much memory keeps activations of longer passes: every pass expands keys and values
+ * of all tokens before it, so that fewer passes expand less. */
+#define PREFILL_ROWS_LONG 2048
+#define PREFILL_LONG_FROM ((size_t)32 << 30)
 /* Invented weights up to this size are judged by the oracle, as a checkpoint's are; more would take
  * minutes, and nobody relies on them. */
 #define INVENTED_JUDGED_BYTES ((int64_t)64 << 20)
@@ -65,10 +69,11 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
                       struct tv_model **ret_model, char *error, size_t error_bytes)
 {
     struct tv_model_error refusal = {.text = ""};
-    int32_t prefill_rows = kernels->host_memory ? PREFILL_ROWS_HOST : PREFILL_ROWS_APART;
+    int32_t rows = kernels->host_memory ? PREFILL_ROWS_HOST : PREFILL_ROWS_APART;
     struct tv_model_options options = {
         .max_len = config->max_len,
-        .rows_max = config->max_nodes > prefill_rows ? config->max_nodes : prefill_rows,
+        .rows_max = config->max_nodes > rows ? config->max_nodes : rows,
+        .prefill_rows = memory->total >= PREFILL_LONG_FROM ? PREFILL_ROWS_LONG : 0,
         .requests_max = REQUESTS_MAX,
         .page_size = config->page_size,
         .synthetic = config->synthetic_weights,

@@ -1,7 +1,8 @@
 /*
  * buffers.c - the memory of a pass: activations, rope table, workspace, staged integers.
  *
- * Everything is sized for rows_max, requests_max and max_len at load; a pass allocates nothing.
+ * Everything is sized for rows_max, prefill_rows, requests_max and max_len at load; a pass
+ * allocates nothing.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -11,13 +12,14 @@
 #include "model/model_impl.h"
 
 /* An array of rows * width elements; sets *err and returns NULL on failure. Never of 0 bytes. */
-static void *array_take(struct tv_model *model, int64_t width, size_t element, int *err)
+static void *rows_take(struct tv_model *model, int32_t rows, int64_t width, size_t element,
+                       int *err)
 {
     size_t count = 0, bytes = 0;
     if (*err != 0 || width <= 0) {
         return NULL;
     }
-    if (tv_size_mul((size_t)model->options.rows_max, (size_t)width, &count) != 0 ||
+    if (tv_size_mul((size_t)rows, (size_t)width, &count) != 0 ||
         tv_size_mul(count, element, &bytes) != 0) {
         *err = -ENOMEM;
         return NULL;
@@ -27,6 +29,12 @@ static void *array_take(struct tv_model *model, int64_t width, size_t element, i
         *err = -ENOMEM;
     }
     return memory;
+}
+
+/* For the rows of any pass. */
+static void *array_take(struct tv_model *model, int64_t width, size_t element, int *err)
+{
+    return rows_take(model, model->options.prefill_rows, width, element, err);
 }
 
 static int rope_table_take(struct tv_model *model)
@@ -87,8 +95,9 @@ static size_t workspace_need(const struct tv_model *model)
         }
     }
     struct tv_prefill_attn prefill = {
-        .rows = options->rows_max,
-        .start = options->max_len > options->rows_max ? options->max_len - options->rows_max : 0,
+        .rows = options->prefill_rows,
+        .start =
+            options->max_len > options->prefill_rows ? options->max_len - options->prefill_rows : 0,
         .heads = config->heads,
         .nope_dim = config->nope_dim,
         .rope_dim = config->rope_dim,
@@ -99,7 +108,7 @@ static size_t workspace_need(const struct tv_model *model)
     };
     need = larger(need, kernels->prefill_attn_workspace(kernels, &prefill));
     struct tv_experts experts = {
-        .rows = options->rows_max,
+        .rows = options->prefill_rows,
         .hidden = config->hidden,
         .inter = config->moe_intermediate,
         .experts = config->experts,
@@ -119,7 +128,7 @@ static size_t workspace_need(const struct tv_model *model)
 static int stage_take(struct tv_model *model, struct tv_model_stage *stage)
 {
     const struct tv_model_options *options = &model->options;
-    size_t rows = (size_t)options->rows_max, requests = (size_t)options->requests_max;
+    size_t rows = (size_t)options->prefill_rows, requests = (size_t)options->requests_max;
     size_t pages = ((size_t)options->max_len + TV_TREE_NODES_MAX) / (size_t)options->page_size + 1;
     stage->bytes = rows * (sizeof(int64_t) + 3 * sizeof(int32_t)) +
                    requests * (3 + pages) * sizeof(int32_t) + 16 * 64; /* and the gaps */
@@ -165,6 +174,7 @@ int tv_model_buffers_take(struct tv_model *model)
     struct tv_model_buffers *b = &model->buffers;
     int32_t row_dim = config->kv_lora + config->rope_dim;
     int64_t heads = config->heads;
+    int32_t rows = model->options.rows_max;
     int32_t shared = config->moe_intermediate * config->shared_experts;
     int32_t inter = shared > config->intermediate ? shared : config->intermediate;
     int err = 0;
@@ -172,18 +182,18 @@ int tv_model_buffers_take(struct tv_model *model)
     b->h = array_take(model, config->hidden, sizeof(float), &err);
     b->q_low = array_take(model, config->q_lora, sizeof(float), &err);
     b->q = array_take(model, heads * (config->nope_dim + config->rope_dim), sizeof(float), &err);
-    b->q_abs = array_take(model, heads * row_dim, sizeof(float), &err);
-    b->q_abs_bf16 = array_take(model, heads * row_dim, sizeof(uint16_t), &err);
+    b->q_abs = rows_take(model, rows, heads * row_dim, sizeof(float), &err);
+    b->q_abs_bf16 = rows_take(model, rows, heads * row_dim, sizeof(uint16_t), &err);
     b->ckv = array_take(model, row_dim, sizeof(float), &err);
-    b->latent = array_take(model, heads * config->kv_lora, sizeof(float), &err);
-    b->lse = array_take(model, heads, sizeof(float), &err);
+    b->latent = rows_take(model, rows, heads * config->kv_lora, sizeof(float), &err);
+    b->lse = rows_take(model, rows, heads, sizeof(float), &err);
     b->values = array_take(model, heads * config->v_dim, sizeof(float), &err);
     b->gate = array_take(model, inter, sizeof(float), &err);
     b->up = array_take(model, inter, sizeof(float), &err);
     b->scores = array_take(model, config->experts, sizeof(float), &err);
     b->ids = array_take(model, config->experts_per_token, sizeof(int32_t), &err);
     b->weights = array_take(model, config->experts_per_token, sizeof(float), &err);
-    b->logits = array_take(model, config->vocab, sizeof(float), &err);
+    b->logits = rows_take(model, rows, config->vocab, sizeof(float), &err);
     b->taps =
         array_take(model, (int64_t)model->options.tap_count * config->hidden, sizeof(float), &err);
     model->projected = array_take(model, model->projection.rows, sizeof(float), &err);

@@ -92,6 +92,9 @@ static int options_set(struct tv_model *model, const struct tv_model_options *op
     if (options->max_len < 0 || options->rows_max < 1 || options->requests_max < 1) {
         return -EINVAL;
     }
+    if (options->prefill_rows < options->rows_max) {
+        model->options.prefill_rows = options->rows_max;
+    }
     return 0;
 }
 

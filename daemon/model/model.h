@@ -56,7 +56,8 @@ struct tv_model_progress {
 
 struct tv_model_options {
     int32_t max_len;      /* 0 = the checkpoint's; may not exceed it */
-    int32_t rows_max;     /* rows of one forward pass (activation buffers) */
+    int32_t rows_max;     /* rows of one verify pass */
+    int32_t prefill_rows; /* of one prefill pass; never fewer than rows_max, which 0 stands for */
     int32_t requests_max; /* items of one verify pass */
     int32_t page_size;    /* of the cache it will run on */
     /* 1: random weights of this seed in place of the folder's, of which config.json alone is read.
@@ -153,9 +154,9 @@ int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
 int tv_model_record(struct tv_model *model, struct tv_cache *cache);
 /* How many passes that records; 0 where the backend gains nothing by it. */
 int64_t tv_model_record_count(const struct tv_model *model);
-/* One expanded pass over `count` (<= rows_max) tokens that follow the committed rows; the sequence
- * has them reserved; the caller commits. *ret_logits: device [1, vocab] of the last token, or
- * pass NULL to skip the head. */
+/* One expanded pass over `count` (<= prefill_rows) tokens that follow the committed rows; the
+ * sequence has them reserved; the caller commits. *ret_logits: device [1, vocab] of the last token,
+ * or pass NULL to skip the head. */
 int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struct tv_cache_seq *seq,
                      const int32_t *tokens, int32_t count, const float **ret_logits);
 /* Passes that begin while this is on keep what the taps see of their rows. Off at first. */

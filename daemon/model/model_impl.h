@@ -22,23 +22,23 @@ struct tv_model_stage {
     size_t bytes, used;
 };
 
-/* Activations of one pass, all device, taken at load. R = rows_max. */
+/* Activations of one pass, all device, taken at load. R = prefill_rows, V = rows_max. */
 struct tv_model_buffers {
     float *x;             /* [R, hidden] residual stream */
     float *h;             /* [R, hidden] normed */
     float *q_low;         /* [R, q_lora] */
     float *q;             /* [R, heads, nope + rope] */
-    float *q_abs;         /* [R, heads, kv_lora + rope] */
+    float *q_abs;         /* [V, heads, kv_lora + rope] */
     uint16_t *q_abs_bf16; /* the same, for bf16 pages */
     float *ckv;           /* [R, kv_lora + rope] */
-    float *latent;        /* [R, heads, kv_lora] attention output */
-    float *lse;           /* [R, heads] */
+    float *latent;        /* [V, heads, kv_lora] attention output */
+    float *lse;           /* [V, heads] */
     float *values;        /* [R, heads, v] */
     float *gate, *up;     /* [R, widest intermediate] */
     float *scores;        /* [R, experts] */
     int32_t *ids;         /* [R, experts_per_token] */
     float *weights;       /* [R, experts_per_token] */
-    float *logits;        /* [R, vocab] */
+    float *logits;        /* [V, vocab] */
     float *taps;          /* [R, tap_count, hidden]; NULL without taps */
     void *workspace;
     size_t workspace_bytes;

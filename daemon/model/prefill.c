@@ -175,7 +175,7 @@ static int layers_run(struct tv_forward *pass, const struct tv_cache_seq *seq,
 int tv_model_prefill(struct tv_model *model, struct tv_cache *cache, const struct tv_cache_seq *seq,
                      const int32_t *tokens, int32_t count, const float **ret_logits)
 {
-    if (count < 1 || count > model->options.rows_max || count > seq->scratch ||
+    if (count < 1 || count > model->options.prefill_rows || count > seq->scratch ||
         count > model->options.max_len - seq->len || !tv_forward_cache_fits(model, cache)) {
         return -EINVAL;
     }

@@ -205,7 +205,8 @@ int tv_model_taps_project(struct tv_model *model, int32_t first, int32_t rows,
                           const float **ret_rows)
 {
     const struct tv_model_tensor *matrix = &model->projection;
-    if (matrix->data == NULL || first < 0 || rows < 1 || rows > model->options.rows_max - first) {
+    if (matrix->data == NULL || first < 0 || rows < 1 ||
+        rows > model->options.prefill_rows - first) {
         return -EINVAL;
     }
     int err = tv_forward_linear(model, rows, matrix,

@@ -478,7 +478,7 @@ int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
                            .nodes_max = rows_max < TV_TREE_NODES_MAX ? rows_max : TV_TREE_NODES_MAX,
                            .requests_max = options->requests_max,
                            .rows_max = rows_max,
-                           .prefill_rows = rows_max,
+                           .prefill_rows = options->prefill_rows,
                            .model = model,
                            .cache = cache,
                            .kernels = kernels};

@@ -42,6 +42,7 @@ void tv_fixture_open(struct tv_fixture *fixture, const struct tv_fixture_options
     assert_int_equal(tv_kernels_create(options->backend, &kernel_options, &fixture->kernels), 0);
     struct tv_model_options model_options = {.max_len = options->max_len,
                                              .rows_max = options->rows_max,
+                                             .prefill_rows = options->prefill_rows,
                                              .requests_max = options->requests_max,
                                              .page_size = options->page_size};
     int err =

@@ -22,6 +22,7 @@ struct tv_fixture_options {
     const char *backend; /* "ref" or "cpu" */
     const char *dir;     /* of the checkpoint */
     int32_t page_size, rows_max, requests_max, max_len;
+    int32_t prefill_rows; /* 0: rows_max */
     int64_t pages;
     int32_t threads;
     enum tv_dtype kv_dtype;

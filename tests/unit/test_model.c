@@ -123,6 +123,53 @@ static void test_pages_and_pieces_are_bit_identical(void **state)
     free(first);
 }
 
+/* Prefill passes of more rows than a verify pass may have: the same bits in one of them and in
+ * small ones, and neither kind of pass takes more than its own. */
+static void test_prefill_passes_are_longer(void **state)
+{
+    (void)state;
+    enum { VERIFY_ROWS = 24, COUNT = 100 };
+    struct tv_fixture fixture;
+    struct tv_cache_seq whole = {0}, pieces = {0};
+    struct tv_cache_shortage shortage;
+    int32_t tokens[COUNT + 1], parents[COUNT], depths[COUNT];
+    struct tv_fixture_options options = {.backend = "cpu",
+                                         .dir = tv_fixture_dir("moonlight"),
+                                         .page_size = 16,
+                                         .rows_max = VERIFY_ROWS,
+                                         .prefill_rows = COUNT,
+                                         .requests_max = 2,
+                                         .pages = 64,
+                                         .threads = 2,
+                                         .kv_dtype = TV_F32};
+    tv_fixture_open(&fixture, &options);
+    int32_t vocab = tv_model_config(fixture.model)->vocab;
+    model_seed(31);
+    model_tokens_draw(tokens, COUNT + 1, vocab);
+    float *want = model_logits_copy(
+        tv_fixture_prefill(&fixture, &pieces, tokens, COUNT, VERIFY_ROWS), 1, vocab);
+    const float *logits = tv_fixture_prefill(&fixture, &whole, tokens, COUNT, COUNT);
+    assert_memory_equal(logits, want, (size_t)vocab * sizeof *want);
+    free(want);
+    assert_int_equal(tv_cache_reserve(fixture.cache, &whole, COUNT + 1, &shortage), 0);
+    assert_int_equal(
+        tv_model_prefill(fixture.model, fixture.cache, &whole, tokens, COUNT + 1, NULL), -EINVAL);
+    for (int32_t i = 0; i < COUNT; i++) {
+        parents[i] = i - 1;
+        depths[i] = i;
+    }
+    struct tv_model_item item = {.seq = &whole,
+                                 .rows = VERIFY_ROWS + 1,
+                                 .tokens = tokens,
+                                 .parents = parents,
+                                 .depths = depths};
+    assert_int_equal(tv_model_verify(fixture.model, fixture.cache, &item, 1, NULL, NULL, &logits),
+                     -EINVAL);
+    tv_cache_seq_finish(fixture.cache, &whole);
+    tv_cache_seq_finish(fixture.cache, &pieces);
+    tv_fixture_close(&fixture);
+}
+
 /* Logits of `token` after the committed rows of a fresh session with the same tokens: prefilled
  * there, verified here, so within the noise of two forms. */
 static void fresh_compare(struct tv_fixture *fixture, const struct tv_cache_seq *seq,
@@ -371,6 +418,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batch_is_bit_identical),
         cmocka_unit_test(test_pages_and_pieces_are_bit_identical),
+        cmocka_unit_test(test_prefill_passes_are_longer),
         cmocka_unit_test(test_b01_scattered_acceptance),
         cmocka_unit_test(test_b03_branching_at_page_borders),
         cmocka_unit_test(test_b09_rejected_drafts_leave_nothing),
