@@ -187,10 +187,7 @@ TV_DEVICE void score_publish(int32_t pair, const float (&x)[4][4], const float (
         ptx_store1(SM90_AT(moved) + at * 4, moved);
     }
     ptx_fence_async();
-    __syncwarp();
-    if (lane == 0) {
-        ptx_mbarrier_arrive(SM90_AT(p_full) + stage * 8);
-    }
+    ptx_mbarrier_arrive(SM90_AT(p_full) + stage * 8);
 }
 
 /* Mask a pair that holds tree nodes. Everything is read again: it is rare, and registers are few.
@@ -279,10 +276,7 @@ TV_DEVICE void value_pair(float (&o)[COLUMNS / 8][4], const struct flash_block &
     ptx_wgmma_values(o, a + 2 * PIECES / 16, v + BLOCK_STRIDE / 2 / 16);
     ptx_wgmma_commit();
     ptx_wgmma_wait(o);
-    __syncwarp();
-    if (lane == 0) {
-        ptx_mbarrier_arrive(SM90_AT(p_empty) + stage * 8);
-    }
+    ptx_mbarrier_arrive(SM90_AT(p_empty) + stage * 8);
 }
 
 /* A warp's part of shared memory for results, 16 rows of 512 bytes: a quarter of what its
@@ -398,8 +392,8 @@ TV_DEVICE void barriers_init(void)
     for (int i = 0; i < STAGES; i++) {
         ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8, GROUP_WARPS);
         ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8 + 8, GROUP_WARPS);
-        ptx_mbarrier_init(SM90_AT(p_full) + i * 8, GROUP_WARPS);
-        ptx_mbarrier_init(SM90_AT(p_empty) + i * 8, VALUE_GROUPS * GROUP_WARPS);
+        ptx_mbarrier_init(SM90_AT(p_full) + i * 8, GROUP_LANES);
+        ptx_mbarrier_init(SM90_AT(p_empty) + i * 8, VALUE_LANES);
         for (int m = 0; m < M_TILES_MAX; m++) {
             sm90_fixed_part()->moved[i][m] = 0;
         }
