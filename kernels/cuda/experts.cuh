@@ -90,7 +90,7 @@ TV_DEVICE void experts_sort_pairs(const int32_t *ids, int32_t pairs, int32_t exp
  * for every row (group 1), whose weights are known before the routing is. */
 struct gate_problem {
     typedef float X;
-    static constexpr bool paired = true, has_late = true;
+    static constexpr bool paired = true, streamed = true, has_late = true;
     const void *const *gate, *const *up;
     const void *shared_gate, *shared_up;
     const float *x;
@@ -189,7 +189,7 @@ struct gate_problem {
 /* out = down . act, groups as above. */
 struct down_problem {
     typedef float X;
-    static constexpr bool paired = false, has_late = true;
+    static constexpr bool paired = false, streamed = true, has_late = true;
     const void *const *down;
     const void *shared_down;
     struct expert_plan plan;

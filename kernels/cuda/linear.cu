@@ -8,7 +8,7 @@
 
 struct dense_problem {
     typedef float X;
-    static constexpr bool paired = false, has_late = false;
+    static constexpr bool paired = false, streamed = true, has_late = false;
     const char *w;
     const float *x;
     float *y;
@@ -115,7 +115,7 @@ int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
 /* Two matrices of the same k and the same rows; group: which of the two. */
 struct pair_problem {
     typedef float X;
-    static constexpr bool paired = false, has_late = false;
+    static constexpr bool paired = false, streamed = true, has_late = false;
     const void *w[2];
     const float *x;
     float *y[2];

@@ -13,8 +13,9 @@
  * What is multiplied, and where results go, is told by a problem type P:
  *   X (float or bf16); paired (two matrices share x: gate and up); vector (rows of x may be read 16
  *   bytes at a time); struct tile { w[], n, k, rows, ... }; open (tile `at` of the rows of a group;
- *   false: there is none); x_row; store or store_pair. For linear_stream also early and late, which
- *   name a block's items (a tile of rows and some columns), has_late, and place, which finds one.
+ *   false: there is none); x_row; store or store_pair; streamed (few rows take linear_stream: also
+ *   early and late, which name a block's items (a tile of rows and some columns), has_late, and
+ *   place, which finds one).
  */
 #ifndef TV_KERNELS_CUDA_LINEAR_CUH
 #define TV_KERNELS_CUDA_LINEAR_CUH

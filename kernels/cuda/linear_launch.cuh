@@ -105,8 +105,10 @@ static int linear_launch(const struct tv_kernels *kernels, const P &p, enum tv_d
 {
     cudaStream_t stream = tv_cuda_stream(kernels);
     bool mma = linear_uses_mma(w_dtype, k);
-    if (mma && block_rows < WIDE_ROWS) {
-        return linear_stream_rows(kernels, p, block_rows, k);
+    if constexpr (P::streamed) {
+        if (mma && block_rows < WIDE_ROWS) {
+            return linear_stream_rows(kernels, p, block_rows, k);
+        }
     }
     int32_t columns = mma ? WIDE_COLUMNS / (P::paired ? 2 : 1) : 1;
     dim3 grid(tiles, linear_blocks(n, columns), (uint32_t)groups);

@@ -20,14 +20,14 @@
 /* Keys or values of a segment: rows of the cache times the up-projection of every head. */
 template <typename KV, bool TILES> struct expand_problem {
     typedef KV X;
-    static constexpr bool paired = false, has_late = false;
+    static constexpr bool paired = false, streamed = false;
     const char *w;
     const KV *pages;
     const int32_t *page_table;
     char *y;             /* f32 [heads, SEGMENT, n], or tiles: at the keys or at the values */
     const float *scales; /* tiles alone */
     int64_t w_group_bytes;
-    int32_t row_dim, page_size, first, rows, tiles, groups, n, k;
+    int32_t row_dim, page_size, first, rows, n, k;
     int32_t width, low; /* of a tile's row in halves; bytes from a high half to its low one */
     bool vector;
 
@@ -36,26 +36,6 @@ template <typename KV, bool TILES> struct expand_problem {
         char *y;
         int32_t at, n, k, rows;
     };
-
-    int64_t items_bound(int32_t columns) const
-    {
-        return (int64_t)tiles * linear_blocks(n, columns) * groups;
-    }
-
-    __device__ __forceinline__ void early(int32_t columns, struct stream_items *ret) const
-    {
-        stream_dense(tiles, groups, n, columns, ret);
-    }
-
-    __device__ __forceinline__ void late(int32_t, struct stream_items *) const
-    {
-    }
-
-    __device__ __forceinline__ void place(int32_t item, int32_t columns, int32_t *tile,
-                                          int32_t *group, int32_t *column) const
-    {
-        stream_dense_place(item, tiles, n, columns, tile, group, column);
-    }
 
     __device__ __forceinline__ bool open(tile &t, int32_t index, int32_t group,
                                          int32_t block_rows) const
@@ -170,10 +150,9 @@ static int expand(const struct tv_kernels *k, const struct tv_prefill_attn *a,
     if (mma && (uintptr_t)w % 16 != 0) {
         return -EINVAL;
     }
-    int32_t block_rows = linear_block_rows(mma, false, a->heads, p.rows, p.n);
-    p.tiles = (int32_t)linear_blocks(p.rows, block_rows);
-    p.groups = a->heads;
-    return linear_launch(k, p, a->w_dtype, block_rows, (uint32_t)p.tiles, a->heads, p.n, p.k);
+    int32_t block_rows = mma ? WIDE_ROWS : LINEAR_ANY;
+    uint32_t tiles = linear_blocks(p.rows, block_rows);
+    return linear_launch(k, p, a->w_dtype, block_rows, tiles, a->heads, p.n, p.k);
 }
 
 static int expand_either(const struct tv_kernels *k, const struct tv_prefill_attn *a,

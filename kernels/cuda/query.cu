@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(LATENT_THREADS)
 /* Group: a head. */
 struct absorb_problem {
     typedef float X;
-    static constexpr bool paired = false, has_late = false;
+    static constexpr bool paired = false, streamed = true, has_late = false;
     const char *w;
     const float *x;
     void *y;
