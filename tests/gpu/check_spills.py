@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Fails when a kernel of a source file keeps anything in local memory.
 
-usage: check_spills.py NVCC SOURCE ARCH...
+usage: check_spills.py NVCC SOURCE [--but NAME] ARCH...
 
 Compiles the source for each architecture with the assembler's resource report, and reads stack
-frame, spill stores and spill loads of every kernel in it.
+frame, spill stores and spill loads of every kernel in it. Kernels whose name contains NAME are
+known to spill: they are printed and not counted, and when none of them spills any more, that
+fails too.
 """
 
 import os
@@ -13,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 
-FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+KERNEL = re.compile(r"Function properties for (\S+)\s+"
+                    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def report(nvcc, source, arch, folder):
@@ -24,14 +27,24 @@ def report(nvcc, source, arch, folder):
 
 
 def main():
-    nvcc, source, archs = sys.argv[1], sys.argv[2], sys.argv[3:]
-    bad = 0
+    nvcc, source, *archs = sys.argv[1:]
+    known = None
+    if archs[0] == "--but":
+        known, archs = archs[1], archs[2:]
+    bad = excused = 0
     with tempfile.TemporaryDirectory() as folder:
         for arch in archs:
-            frames = FRAME.findall(report(nvcc, source, arch, folder))
-            spills = [frame for frame in frames if any(int(n) for n in frame)]
-            print(f"sm_{arch}: {len(frames)} kernels, {len(spills)} with a stack or spills")
-            bad += len(spills) + (0 if frames else 1)
+            kernels = KERNEL.findall(report(nvcc, source, arch, folder))
+            spills = [kernel for kernel in kernels if any(int(n) for n in kernel[1:])]
+            for name, *frame in spills:
+                print(f"sm_{arch} {name}: stack, stores, loads {', '.join(frame)}")
+            here = [kernel for kernel in spills if known and known in kernel[0]]
+            print(f"sm_{arch}: {len(kernels)} kernels, {len(spills)} with a stack or spills, {len(here)} of them known")
+            excused += len(here)
+            bad += len(spills) - len(here) + (0 if kernels else 1)
+    if known and excused == 0:
+        print(f"no {known} spills any more: take --but away")
+        bad += 1
     return 1 if bad else 0
 
 
