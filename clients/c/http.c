@@ -23,6 +23,7 @@
 #define BACKOFF_MS_MAX    5000
 #define URL_BYTES_MAX     1024
 #define KEY_BYTES_MAX     256
+#define PAUSE_PIECE_MS    20
 
 struct tv_client {
     CURL *curl;
@@ -54,10 +55,41 @@ int64_t tv_client_attempts(const struct tv_client *client)
     return client->attempts;
 }
 
-static void pause_ms(int64_t ms)
+void tv_client_attempts_add(struct tv_client *client, int64_t count)
 {
-    struct timespec rest = {.tv_sec = ms / 1000, .tv_nsec = (ms % 1000) * 1000000};
-    while (nanosleep(&rest, &rest) != 0 && errno == EINTR) {
+    client->attempts += count;
+}
+
+const struct tv_client_options *tv_client_options_of(const struct tv_client *client)
+{
+    return &client->options;
+}
+
+void *tv_client_curl(struct tv_client *client)
+{
+    return client->curl;
+}
+
+static int is_given_up(const struct tv_client_watch *watch)
+{
+    int given_up = 0;
+    if (watch != NULL) {
+        (void)pthread_mutex_lock(watch->lock);
+        given_up = watch->give_up;
+        (void)pthread_mutex_unlock(watch->lock);
+    }
+    return given_up;
+}
+
+/* In pieces, so that who gives up does not wait for its end. */
+static void pause_ms(int64_t ms, const struct tv_client_watch *watch)
+{
+    while (ms > 0 && !is_given_up(watch)) {
+        int64_t piece = watch != NULL && ms > PAUSE_PIECE_MS ? PAUSE_PIECE_MS : ms;
+        struct timespec rest = {.tv_sec = piece / 1000, .tv_nsec = (piece % 1000) * 1000000};
+        while (nanosleep(&rest, &rest) != 0 && errno == EINTR) {
+        }
+        ms -= piece;
     }
 }
 
@@ -168,6 +200,20 @@ void tv_client_destroy(struct tv_client *client)
     free(client);
 }
 
+int tv_client_twin(const struct tv_client *client, struct tv_client **ret_twin)
+{
+    struct tv_client_options options = client->options;
+    struct tv_client *twin;
+    options.ca_file = client->ca_file;
+    int error = tv_client_create(&options, &twin);
+    if (error != 0) {
+        return error;
+    }
+    memcpy(twin->authorization, client->authorization, sizeof(twin->authorization));
+    *ret_twin = twin;
+    return 0;
+}
+
 static size_t on_data(char *data, size_t size, size_t count, void *user)
 {
     struct tv_buf *body = user;
@@ -219,6 +265,24 @@ static int prepare(struct tv_client *client, const char *method, const char *url
     return 0;
 }
 
+/* Called by libcurl again and again: what the watch's owner wants to know, and wants. */
+static int on_progress(void *user, curl_off_t down_all, curl_off_t down, curl_off_t up_all,
+                       curl_off_t up)
+{
+    const struct tv_client_call *call = user;
+    struct tv_client_watch *watch = call->watch;
+    (void)down_all;
+    (void)up_all;
+    (void)pthread_mutex_lock(watch->lock);
+    if (!watch->sent && (down > 0 || up >= (curl_off_t)call->body_bytes)) {
+        watch->sent = 1;
+        (void)pthread_cond_broadcast(watch->changed);
+    }
+    int give_up = watch->give_up;
+    (void)pthread_mutex_unlock(watch->lock);
+    return give_up;
+}
+
 static int error_of(CURLcode code, const struct tv_buf *answer)
 {
     if (answer->failed != 0) {
@@ -238,6 +302,8 @@ static int error_of(CURLcode code, const struct tv_buf *answer)
         return -ECONNREFUSED;
     case CURLE_OUT_OF_MEMORY:
         return -ENOMEM;
+    case CURLE_ABORTED_BY_CALLBACK:
+        return -ECANCELED;
     case CURLE_SEND_ERROR:
     case CURLE_RECV_ERROR:
     case CURLE_GOT_NOTHING:
@@ -313,6 +379,14 @@ static int read_answer(struct tv_client *client, enum tv_client_reading reading,
     return 0;
 }
 
+static void failure(const struct tv_client *client, CURLcode code, const struct tv_buf *answer,
+                    struct tv_client_problem *ret_problem)
+{
+    tv_client_problem_set(ret_problem, "%s: %s", client->url,
+                          answer->failed == -EMSGSIZE ? "the answer is too large"
+                                                      : curl_easy_strerror(code));
+}
+
 static int attempt(struct tv_client *client, const struct tv_client_call *call, int64_t deadline,
                    struct tv_buf *answer, struct tv_client_answer *ret_answer,
                    struct tv_client_problem *ret_problem)
@@ -323,16 +397,39 @@ static int attempt(struct tv_client *client, const struct tv_client_call *call, 
         return -ETIMEDOUT;
     }
     curl_easy_setopt(client->curl, CURLOPT_TIMEOUT_MS, (long)(left < limit ? left : limit));
+    if (call->watch != NULL) {
+        curl_easy_setopt(client->curl, CURLOPT_NOPROGRESS, 0L);
+        curl_easy_setopt(client->curl, CURLOPT_XFERINFOFUNCTION, on_progress);
+        curl_easy_setopt(client->curl, CURLOPT_XFERINFODATA, call);
+    }
     client->attempts++;
     CURLcode code = curl_easy_perform(client->curl);
     int error = error_of(code, answer);
     if (error == 0) {
         return read_answer(client, call->reading, answer, ret_answer, ret_problem);
     }
-    tv_client_problem_set(ret_problem, "%s: %s", client->url,
-                          answer->failed == -EMSGSIZE ? "the answer is too large"
-                                                      : curl_easy_strerror(code));
+    failure(client, code, answer, ret_problem);
     return error;
+}
+
+int tv_client_transfer_end(struct tv_client *client, int curl_code, struct tv_buf *body,
+                           struct tv_client_problem *ret_problem)
+{
+    struct tv_client_answer answer = {0};
+    long status = 0;
+    int error = error_of((CURLcode)curl_code, body);
+    if (error != 0) {
+        failure(client, (CURLcode)curl_code, body, ret_problem);
+        return error;
+    }
+    curl_easy_getinfo(client->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (status == 200) {
+        return 0;
+    }
+    error = read_answer(client, TV_CLIENT_STRICT, body, &answer, ret_problem);
+    tv_client_answer_finish(&answer);
+    return error != 0 ? error
+                      : tv_client_not_the_contract("a status that is no stream", ret_problem);
 }
 
 /* A number of 0 to 1 (xorshift64). */
@@ -344,9 +441,8 @@ static double jitter(struct tv_client *client)
     return (double)(client->jitter >> 11) * 0x1p-53;
 }
 
-/* Milliseconds to wait before attempt `tries` + 1, or -1 for no further attempt. */
-static int64_t next_pause(struct tv_client *client, int error, int tries, int64_t deadline,
-                          const struct tv_client_problem *problem)
+int64_t tv_client_next_pause(struct tv_client *client, int error, int tries, int64_t deadline_ms,
+                             const struct tv_client_problem *problem)
 {
     /* the cause of a kernel-fault is cured by a moment, though the server cannot promise it */
     int again =
@@ -366,7 +462,7 @@ static int64_t next_pause(struct tv_client *client, int error, int tries, int64_
     if (error == -EPROTO && pause < (int64_t)problem->retry_after_s * 1000) {
         pause = (int64_t)problem->retry_after_s * 1000;
     }
-    return now_ms() + pause < deadline ? pause : -1;
+    return now_ms() + pause < deadline_ms ? pause : -1;
 }
 
 static struct curl_slist *add_header(struct curl_slist *list, const char *line, int *failed)
@@ -429,7 +525,7 @@ int tv_client_exchange(struct tv_client *client, const struct tv_client_call *ca
         if (error == 0) {
             break;
         }
-        int64_t pause = next_pause(client, error, tries, deadline, ret_problem);
+        int64_t pause = tv_client_next_pause(client, error, tries, deadline, ret_problem);
         if (pause < 0) {
             break;
         }
@@ -438,11 +534,43 @@ int tv_client_exchange(struct tv_client *client, const struct tv_client_call *ca
         }
         tv_buf_finish(&answer);
         tv_buf_init(&answer, ANSWER_BYTES_MAX);
-        pause_ms(pause);
-        error = 0;
+        pause_ms(pause, call->watch);
+        error = is_given_up(call->watch) ? -ECANCELED : 0;
     }
     curl_slist_free_all(headers);
     tv_buf_finish(&url);
     tv_buf_finish(&answer);
     return error;
+}
+
+int tv_client_stream_begin(struct tv_client *client, const char *path, const char *header,
+                           size_t (*on_body)(char *, size_t, size_t, void *), void *user,
+                           struct curl_slist **ret_headers)
+{
+    struct tv_buf url;
+    struct curl_slist *headers = NULL;
+    int failed = 0;
+    tv_buf_init(&url, 2 * URL_BYTES_MAX);
+    tv_buf_printf(&url, "%s%s", client->url, path);
+    tv_buf_append(&url, "", 1);
+    headers = add_header(headers, "Accept: text/event-stream, application/problem+json", &failed);
+    if (client->authorization[0] != '\0') {
+        headers = add_header(headers, client->authorization, &failed);
+    }
+    if (header[0] != '\0') {
+        headers = add_header(headers, header, &failed);
+    }
+    int error = failed || url.failed != 0
+                    ? -ENOMEM
+                    : prepare(client, "GET", url.data, NULL, 0, headers, NULL);
+    tv_buf_finish(&url);
+    if (error != 0) {
+        curl_slist_free_all(headers);
+        return error;
+    }
+    client->attempts++;
+    curl_easy_setopt(client->curl, CURLOPT_WRITEFUNCTION, on_body);
+    curl_easy_setopt(client->curl, CURLOPT_WRITEDATA, user);
+    *ret_headers = headers;
+    return 0;
 }

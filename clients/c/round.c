@@ -14,23 +14,97 @@
 static const char *const paths[] = {[TV_CLIENT_VERIFY] = "/verify",
                                     [TV_CLIENT_DECODE] = "/decode",
                                     [TV_CLIENT_EXTEND] = "/extend",
-                                    [TV_CLIENT_ROLLBACK] = "/rollback"};
+                                    [TV_CLIENT_ROLLBACK] = "/rollback",
+                                    [TV_CLIENT_COMMIT] = "/commit"};
+
+/* Where a round begins: the session's end, or behind what its commit_prev adds. */
+struct start {
+    int32_t len, pending;
+    struct tv_client_digest chain;
+};
+
+static struct start start_of(const struct tv_client_session *session,
+                             const struct tv_client_ask *ask)
+{
+    const struct tv_client_settling *settling = &ask->settling;
+    struct start start = {.len = session->state.committed_len,
+                          .pending = session->state.pending,
+                          .chain = session->chain};
+    if (ask->kind == TV_CLIENT_VERIFY && settling->seq > 0 && settling->path_count > 0) {
+        start.len += settling->path_count;
+        start.pending = settling->next;
+        tv_client_digest_push(&start.chain, settling->tokens, settling->path_count);
+    }
+    return start;
+}
+
+void tv_client_put_tree(struct tv_buf *body, const int32_t *tokens, const int32_t *parents,
+                        int32_t count)
+{
+    tv_buf_printf(body, "{");
+    tv_client_put_ints(body, "tokens", tokens, count);
+    tv_buf_printf(body, ",");
+    tv_client_put_ints(body, "parents", parents, count);
+    tv_buf_printf(body, "}");
+}
+
+/* path and next, as a commit and a commit_prev have them. */
+static void put_path(struct tv_buf *body, const struct tv_client_settling *settling)
+{
+    tv_client_put_ints(body, "path", settling->path, settling->path_count);
+    if (settling->path_count > 0) {
+        tv_buf_printf(body, ",\"next\":%" PRId32, settling->next);
+    }
+}
+
+static void put_verify(struct tv_buf *body, const struct tv_client_ask *ask)
+{
+    static const char *const rows[] = {[TV_CLIENT_ROWS_STOP] = "stop",
+                                       [TV_CLIENT_ROWS_PATH] = "path",
+                                       [TV_CLIENT_ROWS_ALL] = "all"};
+    tv_buf_printf(body, "\"tree\":");
+    tv_client_put_tree(body, ask->tokens, ask->parents, ask->count);
+    if (ask->rule != NULL) {
+        tv_buf_printf(body, ",\"rule\":\"%s\"", ask->rule);
+    }
+    if (ask->holds) {
+        tv_buf_printf(body, ",\"commit\":\"hold\"");
+    }
+    if (ask->settling.seq > 0) {
+        tv_buf_printf(body, ",\"commit_prev\":{\"seq\":%" PRId32 ",", ask->settling.seq);
+        put_path(body, &ask->settling);
+        tv_buf_printf(body, "}");
+    }
+    if (ask->logits != TV_CLIENT_ROWS_NONE) {
+        tv_buf_printf(body, ",\"want\":{\"logits\":{\"rows\":\"%s\",\"dtype\":\"f32\"}}",
+                      rows[ask->logits]);
+    }
+    if (ask->deadline_ms > 0) {
+        tv_buf_printf(body, ",\"deadline_ms\":%" PRId32, ask->deadline_ms);
+    }
+    if (ask->lease_s > 0) {
+        tv_buf_printf(body, ",\"lease_s\":%" PRId32, ask->lease_s);
+    }
+}
 
 static void put_round(struct tv_buf *body, const struct tv_client_session *session,
                       const struct tv_client_ask *ask)
 {
     const struct tv_client_state *state = &session->state;
-    tv_buf_printf(body,
-                  "{\"seq\":%" PRId32 ",\"epoch\":\"%s\",\"expected_len\":%" PRId32
-                  ",\"expected_digest\":\"%s\",",
-                  state->next_seq, state->epoch, state->committed_len, state->digest);
+    tv_buf_printf(body, "{\"seq\":%" PRId32 ",\"epoch\":\"%s\",", state->next_seq, state->epoch);
+    if (ask->kind != TV_CLIENT_COMMIT) {
+        const struct start start = start_of(session, ask);
+        char digest[33];
+        tv_client_digest_text(&start.chain, digest);
+        tv_buf_printf(body, "\"expected_len\":%" PRId32 ",\"expected_digest\":\"%s\",", start.len,
+                      digest);
+    }
     switch (ask->kind) {
     case TV_CLIENT_VERIFY:
-        tv_buf_printf(body, "\"tree\":{");
-        tv_client_put_ints(body, "tokens", ask->tokens, ask->count);
-        tv_buf_printf(body, ",");
-        tv_client_put_ints(body, "parents", ask->parents, ask->count);
-        tv_buf_printf(body, "}");
+        put_verify(body, ask);
+        break;
+    case TV_CLIENT_COMMIT:
+        put_path(body, &ask->settling);
         break;
     case TV_CLIENT_DECODE:
         tv_buf_printf(body, "\"max_tokens\":%" PRId32, ask->tokens_max);
@@ -57,25 +131,42 @@ static int64_t number_of(const struct tv_json *doc, const struct tv_json_value *
     return value != NULL && tv_json_int(doc, value, &number) == 0 ? number : 0;
 }
 
-/* Everything but the session's progress. 0; -EBADMSG; -ENOMEM; *ret_round is the caller's. */
-static int read_round(const struct tv_json *doc, const struct tv_client_ask *ask,
-                      struct tv_client_round *ret_round)
+/* Is the round held, as was asked, or not? Under rule client nothing is proposed: *ret_empty. */
+static int is_status(const struct tv_json_value *root, const struct tv_client_ask *ask,
+                     int *ret_empty)
 {
-    const struct tv_json_value *root = tv_json_root(doc);
+    const struct tv_json_value *accepted = tv_json_member(root, "accepted");
+    char status[16] = "";
+    tv_client_get_text_cut(root, "status", status, sizeof(status));
+    *ret_empty = ask->holds && accepted != NULL && tv_json_type(accepted) == TV_JSON_NULL;
+    return (strcmp(status, "held") == 0) == (ask->holds != 0);
+}
+
+/* Everything but the session's progress. 0; -EBADMSG; -ENOMEM; *ret_round is the caller's. */
+static int read_round(const struct tv_json *doc, const struct tv_json_value *root,
+                      const struct tv_client_ask *ask, struct tv_client_round *ret_round)
+{
     const struct tv_json_value *accepted = tv_json_member(root, "accepted");
     const struct tv_json_value *replayed = tv_json_member(root, "replayed");
     const struct tv_json_value *times = tv_json_member(root, "timing_us");
     struct tv_client_round *round = ret_round;
+    int empty;
     int error = 0;
-    *round = (struct tv_client_round){0};
-    if (ask->kind != TV_CLIENT_ROLLBACK) {
+    *round = (struct tv_client_round){.held = ask->holds, .guess = -1};
+    if (!is_status(root, ask, &empty)) {
+        return -EBADMSG;
+    }
+    if (ask->kind != TV_CLIENT_ROLLBACK && !empty) {
         error = tv_client_get_ints(doc, root, "new_tokens", &round->tokens, &round->token_count);
-        if (error == 0 && round->token_count < 1) {
+        if (error == 0 && round->token_count < 1 && ask->kind != TV_CLIENT_COMMIT) {
             error = -EBADMSG;
         }
     }
-    if (error == 0 && ask->kind == TV_CLIENT_VERIFY) {
+    if (error == 0 && (ask->kind == TV_CLIENT_VERIFY || ask->kind == TV_CLIENT_COMMIT) && !empty) {
         error = tv_client_get_ints(doc, accepted, "nodes", &round->nodes, &round->node_count);
+    }
+    if (error == 0) {
+        error = tv_client_read_logits(doc, root, ask, round);
     }
     if (error != 0) {
         return error;
@@ -105,21 +196,59 @@ static int is_path(const struct tv_client_round *round, const struct tv_client_a
     return 1;
 }
 
-/* What a round adds to the committed tokens: the pending one, or not, and some others. */
+/* A commit's answer is what was asked for. */
+static int is_settled(const struct tv_client_round *round,
+                      const struct tv_client_settling *settling)
+{
+    int32_t count = settling->path_count;
+    if (round->node_count != count || round->token_count != count) {
+        return 0;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        int32_t token = i + 1 < count ? settling->tokens[i + 1] : settling->next;
+        if (round->nodes[i] != settling->path[i] || round->tokens[i] != token) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* What a round adds to the committed tokens. */
 struct added {
-    int32_t kept;          /* committed tokens that stay */
-    int32_t with_pending;  /* 0 or 1 */
-    const int32_t *tokens; /* [count] */
-    int32_t count;
-    int32_t pending; /* behind all that */
+    int32_t kept;                    /* committed tokens that stay */
+    const int32_t *settled, *tokens; /* [settled_count] first, [count] last */
+    int32_t settled_count, count;
+    int32_t with_pending, first_pending; /* 0 or 1: this token between the two */
+    int32_t pending;                     /* behind all that */
 };
+
+/* The same of a verify: the settled path, then what the round itself accepted. */
+static int is_verified(const struct tv_client_ask *ask, const struct tv_client_round *round,
+                       struct added *added)
+{
+    if ((!ask->holds || round->token_count > 0) && !is_path(round, ask)) {
+        return 0;
+    }
+    if (ask->settling.seq > 0) {
+        added->settled = ask->settling.tokens;
+        added->settled_count = ask->settling.path_count;
+    }
+    if (ask->holds) {
+        added->with_pending = 0;
+        added->count = 0;
+        added->pending = added->first_pending;
+    }
+    return 1;
+}
 
 /* 1 and *ret_added when the answer is one that the question can have. */
 static int is_answer(const struct tv_client_session *session, const struct tv_client_ask *ask,
                      const struct tv_client_round *round, struct added *ret_added)
 {
     const struct tv_client_state *state = &session->state;
-    struct added added = {.kept = state->committed_len, .with_pending = 1};
+    struct added added = {.kept = state->committed_len,
+                          .with_pending = 1,
+                          .first_pending = start_of(session, ask).pending};
     if (round->token_count > 0) {
         added.tokens = round->tokens;
         added.count = round->token_count - 1;
@@ -127,7 +256,7 @@ static int is_answer(const struct tv_client_session *session, const struct tv_cl
     }
     switch (ask->kind) {
     case TV_CLIENT_VERIFY:
-        if (!is_path(round, ask)) {
+        if (!is_verified(ask, round, &added)) {
             return 0;
         }
         break;
@@ -151,14 +280,58 @@ static int is_answer(const struct tv_client_session *session, const struct tv_cl
                         : ask->len < state->committed_len ? session->tokens[ask->len]
                                                           : state->pending;
         break;
+    case TV_CLIENT_COMMIT:
+        if (!is_settled(round, &ask->settling)) {
+            return 0;
+        }
+        added.with_pending = 0;
+        added.count = 0;
+        added.settled = ask->settling.tokens;
+        added.settled_count = ask->settling.path_count;
+        added.pending = added.settled_count > 0 ? ask->settling.next : state->pending;
+        break;
     }
     *ret_added = added;
     return 1;
 }
 
+/* The session with what was added: its chain is right already. 0; -ENOMEM. */
+static int append(struct tv_client_session *session, const struct added *added, int32_t length)
+{
+    int32_t at = added->kept;
+    if (tv_client_session_reserve(session, length) != 0) {
+        return -ENOMEM;
+    }
+    if (added->settled_count > 0) {
+        memcpy(session->tokens + at, added->settled,
+               (size_t)added->settled_count * sizeof(*added->settled));
+        at += added->settled_count;
+    }
+    if (added->with_pending) {
+        session->tokens[at++] = added->first_pending;
+    }
+    if (added->count > 0) {
+        memcpy(session->tokens + at, added->tokens, (size_t)added->count * sizeof(*added->tokens));
+    }
+    return 0;
+}
+
+/* A held round waits for its end, or there is none any more. */
+static void hold(struct tv_client_session *session, const struct tv_client_ask *ask, int32_t seq)
+{
+    session->unsure = 0;
+    session->state.held_seq = ask->holds ? seq : 0;
+    if (ask->holds) {
+        session->held_count = ask->count;
+        memcpy(session->held_tokens, ask->tokens, (size_t)ask->count * sizeof(*ask->tokens));
+        memcpy(session->held_parents, ask->parents, (size_t)ask->count * sizeof(*ask->parents));
+    }
+}
+
 /* Hold the answer against the session, then move on. 0; -EBADMSG; -ENOMEM. */
-static int take(struct tv_client_session *session, const struct tv_client_answer *answer,
-                const struct tv_client_ask *ask, const struct tv_client_round *round)
+static int take(struct tv_client_session *session, const struct tv_json *doc,
+                const struct tv_json_value *root, const struct tv_client_ask *ask,
+                const struct tv_client_round *round)
 {
     struct tv_client_state *state = &session->state;
     struct tv_client_digest chain = session->chain;
@@ -166,13 +339,12 @@ static int take(struct tv_client_session *session, const struct tv_client_answer
     struct added added;
     int32_t seq;
     char text[33];
-    const struct tv_json *doc = tv_client_json(answer);
-    const struct tv_json_value *root = tv_json_root(doc);
     if (tv_client_read_progress(doc, root, &progress) != 0 ||
         tv_client_get_int32(doc, root, "seq", &seq) != 0 || seq != state->next_seq ||
         progress.next_seq != seq + 1 || !is_answer(session, ask, round, &added) ||
-        progress.pending != added.pending ||
-        progress.committed_len != added.kept + added.with_pending + added.count) {
+        (!ask->holds && progress.pending != added.pending) ||
+        progress.committed_len !=
+            added.kept + added.settled_count + added.with_pending + added.count) {
         return -EBADMSG;
     }
     if (added.kept < state->committed_len) {
@@ -180,25 +352,47 @@ static int take(struct tv_client_session *session, const struct tv_client_answer
                                      &chain); /* as before */
         tv_client_digest_push(&chain, session->tokens, added.kept);
     }
-    tv_client_digest_push(&chain, &state->pending, added.with_pending);
+    tv_client_digest_push(&chain, added.settled, added.settled_count);
+    tv_client_digest_push(&chain, &added.first_pending, added.with_pending);
     tv_client_digest_push(&chain, added.tokens, added.count);
     tv_client_digest_text(&chain, text);
     if (strcmp(text, progress.digest) != 0) {
         return -EBADMSG;
     }
-    if (tv_client_session_reserve(session, progress.committed_len) != 0) {
+    if (append(session, &added, progress.committed_len) != 0) {
         return -ENOMEM;
     }
-    if (added.with_pending) {
-        session->tokens[added.kept] = state->pending;
-    }
-    if (added.count > 0) {
-        memcpy(session->tokens + added.kept + added.with_pending, added.tokens,
-               (size_t)added.count * sizeof(*added.tokens));
+    if (ask->holds) { /* the answer's are the proposal's */
+        progress.pending = added.pending;
+        memcpy(progress.finish, state->finish, sizeof(progress.finish));
     }
     session->chain = chain;
     tv_client_session_follow(session, &progress);
+    hold(session, ask, seq);
     return 0;
+}
+
+int tv_client_round_take(struct tv_client_session *session, const struct tv_json *doc,
+                         const struct tv_json_value *object, const struct tv_client_ask *ask,
+                         struct tv_client_round *ret_round, struct tv_client_problem *ret_problem)
+{
+    struct tv_client_round round = {0};
+    int error = read_round(doc, object, ask, &round);
+    if (error == 0) {
+        error = take(session, doc, object, ask, &round);
+    }
+    if (error == 0) {
+        *ret_round = round;
+        return 0;
+    }
+    if (error == -EBADMSG) {
+        (void)tv_client_not_the_contract("path, tokens, number, length and digest disagree",
+                                         ret_problem);
+    } else {
+        tv_client_problem_set(ret_problem, "out of memory");
+    }
+    tv_client_round_finish(&round);
+    return error;
 }
 
 int tv_client_round_once(struct tv_client_session *session, const struct tv_client_ask *ask,
@@ -207,7 +401,6 @@ int tv_client_round_once(struct tv_client_session *session, const struct tv_clie
 {
     struct tv_buf body;
     struct tv_client_answer answer = {0};
-    struct tv_client_round round = {0};
     char path[TV_CLIENT_PATH_BYTES];
     int error;
     tv_buf_init(&body, TV_BODY_BYTES_LARGE_DEFAULT);
@@ -215,6 +408,9 @@ int tv_client_round_once(struct tv_client_session *session, const struct tv_clie
     if (body.failed != 0) {
         error = tv_client_buf_error(&body, ret_problem);
         goto out;
+    }
+    if (ask->holds) {
+        session->unsure = session->state.next_seq;
     }
     tv_client_session_path(session, paths[ask->kind], path);
     const struct tv_client_call call = {
@@ -227,112 +423,21 @@ int tv_client_round_once(struct tv_client_session *session, const struct tv_clie
     if (error != 0) {
         goto out;
     }
-    error =
-        tv_client_is_object(&answer) ? read_round(tv_client_json(&answer), ask, &round) : -EBADMSG;
-    if (error == 0) {
-        error = take(session, &answer, ask, &round);
-    }
-    if (error == -EBADMSG) {
-        (void)tv_client_not_the_contract("path, tokens, number, length and digest disagree",
-                                         ret_problem);
-    } else if (error != 0) {
-        tv_client_problem_set(ret_problem, "out of memory");
-    } else {
-        *ret_round = round;
-        round = (struct tv_client_round){0};
-    }
+    const struct tv_json *doc = tv_client_json(&answer);
+    error = tv_client_is_object(&answer)
+                ? tv_client_round_take(session, doc, tv_json_root(doc), ask, ret_round, ret_problem)
+                : tv_client_not_the_contract("a round without an object", ret_problem);
 out:
-    tv_client_round_finish(&round);
     tv_client_answer_finish(&answer);
     tv_buf_finish(&body);
     return error;
-}
-
-/* Run, for callers that may not want the round. */
-static int run(struct tv_client_session *session, const struct tv_client_ask *ask,
-               struct tv_client_round *ret_round, struct tv_client_problem *ret_problem)
-{
-    struct tv_client_round round;
-    int error = tv_client_round_run(session, ask, &round, ret_problem);
-    if (error == 0 && ret_round != NULL) {
-        *ret_round = round;
-    } else if (error == 0) {
-        tv_client_round_finish(&round);
-    }
-    return error;
-}
-
-int tv_client_verify(struct tv_client_session *session, const int32_t *tokens,
-                     const int32_t *parents, int32_t count, struct tv_client_round *ret_round,
-                     struct tv_client_problem *ret_problem)
-{
-    const struct tv_client_ask ask = {
-        .kind = TV_CLIENT_VERIFY, .tokens = tokens, .parents = parents, .count = count};
-    if (count < 1 || count > TV_CLIENT_NODES_MAX) {
-        tv_client_problem_set(ret_problem, "a tree has 1 to %d nodes", TV_CLIENT_NODES_MAX);
-        return -EINVAL;
-    }
-    if (tokens[0] != session->state.pending) {
-        tv_client_problem_set(ret_problem,
-                              "node 0 is token %" PRId32 ", but %" PRId32 " is pending", tokens[0],
-                              session->state.pending);
-        ret_problem->node = 0;
-        return -EINVAL;
-    }
-    for (int32_t i = 0; i < count; i++) {
-        if (i == 0 ? parents[i] != -1 : parents[i] < 0 || parents[i] >= i) {
-            tv_client_problem_set(ret_problem, "node %" PRId32 ": parent %" PRId32 "%s", i,
-                                  parents[i], i == 0 ? ", not -1" : " is not before it");
-            ret_problem->node = i;
-            return -EINVAL;
-        }
-    }
-    return run(session, &ask, ret_round, ret_problem);
-}
-
-int tv_client_decode(struct tv_client_session *session, int32_t tokens_max,
-                     struct tv_client_round *ret_round, struct tv_client_problem *ret_problem)
-{
-    const struct tv_client_ask ask = {.kind = TV_CLIENT_DECODE, .tokens_max = tokens_max};
-    if (tokens_max < 1 || tokens_max > TV_CLIENT_DECODE_TOKENS_MAX) {
-        tv_client_problem_set(ret_problem, "decode takes 1 to %d tokens",
-                              TV_CLIENT_DECODE_TOKENS_MAX);
-        return -EINVAL;
-    }
-    return run(session, &ask, ret_round, ret_problem);
-}
-
-int tv_client_extend(struct tv_client_session *session, const int32_t *tokens, int32_t count,
-                     int keep_pending, struct tv_client_round *ret_round,
-                     struct tv_client_problem *ret_problem)
-{
-    const struct tv_client_ask ask = {.kind = TV_CLIENT_EXTEND,
-                                      .tokens = tokens,
-                                      .count = count,
-                                      .keep_pending = keep_pending != 0};
-    if (tokens == NULL || count < 1) {
-        tv_client_problem_set(ret_problem, "extend takes 1 token or more");
-        return -EINVAL;
-    }
-    return run(session, &ask, ret_round, ret_problem);
-}
-
-int tv_client_rollback(struct tv_client_session *session, int32_t len, int32_t pending,
-                       struct tv_client_round *ret_round, struct tv_client_problem *ret_problem)
-{
-    const struct tv_client_ask ask = {
-        .kind = TV_CLIENT_ROLLBACK, .len = len, .pending = pending < 0 ? -1 : pending};
-    if (len < 1 || len > session->state.committed_len) {
-        tv_client_problem_set(ret_problem, "rollback: a length from 1 to %" PRId32,
-                              session->state.committed_len);
-        return -EINVAL;
-    }
-    return run(session, &ask, ret_round, ret_problem);
 }
 
 void tv_client_round_finish(struct tv_client_round *round)
 {
     free(round->nodes);
     free(round->tokens);
+    free(round->row_nodes);
+    free(round->logits);
     *round = (struct tv_client_round){0};
 }

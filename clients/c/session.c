@@ -22,6 +22,7 @@ static_assert(TV_CLIENT_DECODE_TOKENS_MAX == TV_DECODE_TOKENS_MAX, "as above");
 static_assert(TV_CLIENT_SEED_DIGITS_MAX == TV_SEED_DIGITS_MAX, "as above");
 static_assert(TV_CLIENT_SALT_BYTES_MAX == TV_SALT_BYTES_MAX, "as above");
 static_assert(TV_CLIENT_BODY_BYTES_MAX == TV_BODY_BYTES_LARGE_DEFAULT, "as above");
+static_assert(TV_CLIENT_GUESSES_MAX == TV_ALTERNATIVES_MAX, "as above");
 
 void tv_client_session_options_init(struct tv_client_session_options *ret_options)
 {
@@ -104,13 +105,16 @@ static int read_finish(const struct tv_json_value *object, char *ret, size_t ret
 int tv_client_read_progress(const struct tv_json *doc, const struct tv_json_value *object,
                             struct tv_client_progress *ret_progress)
 {
-    struct tv_client_progress progress = {0};
+    struct tv_client_progress progress = {.pending = -1};
+    const struct tv_json_value *pending = tv_json_member(object, "pending");
+    int none = pending != NULL && tv_json_type(pending) == TV_JSON_NULL; /* held, rule client */
     if (tv_client_get_int32(doc, object, "next_seq", &progress.next_seq) != 0 ||
         tv_client_get_int32(doc, object, "committed_len", &progress.committed_len) != 0 ||
-        tv_client_get_int32(doc, object, "pending", &progress.pending) != 0 ||
+        (!none && (tv_client_get_int32(doc, object, "pending", &progress.pending) != 0 ||
+                   progress.pending < 0)) ||
         tv_client_get_text(object, "digest", progress.digest, sizeof(progress.digest)) != 0 ||
         read_finish(object, progress.finish, sizeof(progress.finish)) != 0 ||
-        progress.next_seq < 1 || progress.committed_len < 1 || progress.pending < 0) {
+        progress.next_seq < 1 || progress.committed_len < 1) {
         return -EBADMSG;
     }
     *ret_progress = progress;
@@ -129,6 +133,31 @@ void tv_client_session_follow(struct tv_client_session *session,
     if (state->prompt_len > state->committed_len) {
         state->prompt_len = state->committed_len;
     }
+}
+
+void tv_client_session_digest(struct tv_client_session *session)
+{
+    tv_client_digest_text(&session->chain, session->state.digest);
+}
+
+int tv_client_session_settle(struct tv_client_session *session,
+                             const struct tv_client_settling *settling)
+{
+    struct tv_client_state *state = &session->state;
+    int32_t count = settling->path_count;
+    if (count > 0) {
+        if (tv_client_session_reserve(session, state->committed_len + count) != 0) {
+            return -ENOMEM;
+        }
+        memcpy(session->tokens + state->committed_len, settling->tokens,
+               (size_t)count * sizeof(*settling->tokens));
+        state->committed_len += count;
+        state->pending = settling->next;
+        tv_client_digest_push(&session->chain, settling->tokens, count);
+        tv_client_session_digest(session);
+    }
+    state->held_seq = 0;
+    return 0;
 }
 
 /* The id becomes part of paths: only its own alphabet may pass. */
@@ -175,7 +204,7 @@ static void put_settings(struct tv_buf *body, const struct tv_client_session *se
     }
 }
 
-static int random_key(char ret_key[33])
+int tv_client_random_key(char ret_key[33])
 {
     uint8_t raw[16];
     if (getrandom(raw, sizeof(raw), 0) != (ssize_t)sizeof(raw)) {
@@ -187,8 +216,8 @@ static int random_key(char ret_key[33])
     return 0;
 }
 
-/* Become what a create answered. 0; -EBADMSG, and nothing has changed. */
-static int opened(struct tv_client_session *session, const struct tv_client_answer *answer)
+int tv_client_session_opened(struct tv_client_session *session,
+                             const struct tv_client_answer *answer)
 {
     struct tv_client_progress progress;
     struct tv_client_state state = session->state;
@@ -201,7 +230,7 @@ static int opened(struct tv_client_session *session, const struct tv_client_answ
         tv_client_get_int32(doc, limits, "max_nodes", &state.max_nodes) != 0 ||
         tv_client_get_int32(doc, limits, "max_depth", &state.max_depth) != 0 ||
         tv_client_get_int32(doc, root, "cached_len", &state.cached_len) != 0 ||
-        progress.committed_len != state.committed_len ||
+        progress.committed_len != state.committed_len || progress.pending < 0 ||
         strcmp(progress.digest, state.digest) != 0) {
         return -EBADMSG;
     }
@@ -210,19 +239,27 @@ static int opened(struct tv_client_session *session, const struct tv_client_answ
          strspn(state.seed, "0123456789") != strlen(state.seed))) {
         return -EBADMSG;
     }
+    state.held_seq = 0;
     session->state = state;
+    session->unsure = 0;
     tv_client_session_follow(session, &progress);
     return 0;
 }
 
-int tv_client_session_open(struct tv_client_session *session, struct tv_client_problem *ret_problem)
+int tv_client_session_open(struct tv_client_session *session, const char *prefix,
+                           struct tv_client_problem *ret_problem)
 {
     struct tv_buf body;
     struct tv_client_answer answer = {0};
     char key[33];
     tv_buf_init(&body, TV_BODY_BYTES_LARGE_DEFAULT);
     tv_buf_printf(&body, "{");
-    tv_client_put_ints(&body, "tokens", session->tokens, session->state.committed_len);
+    if (prefix != NULL) {
+        tv_buf_printf(&body, "\"prefix\":{\"session\":\"%s\",\"len\":%" PRId32 "}", prefix,
+                      session->state.committed_len);
+    } else {
+        tv_client_put_ints(&body, "tokens", session->tokens, session->state.committed_len);
+    }
     put_settings(&body, session);
     tv_buf_printf(&body, ",\"expected_digest\":\"%s\"}", session->state.digest);
     int error;
@@ -230,7 +267,7 @@ int tv_client_session_open(struct tv_client_session *session, struct tv_client_p
         error = tv_client_buf_error(&body, ret_problem);
         goto out;
     }
-    error = random_key(key);
+    error = tv_client_random_key(key);
     if (error != 0) {
         tv_client_problem_set(ret_problem, "no random bytes");
         goto out;
@@ -241,7 +278,8 @@ int tv_client_session_open(struct tv_client_session *session, struct tv_client_p
                                         .body_bytes = body.bytes,
                                         .key = key};
     error = tv_client_exchange(session->client, &call, &answer, ret_problem);
-    if (error == 0 && (!tv_client_is_object(&answer) || opened(session, &answer) != 0)) {
+    if (error == 0 &&
+        (!tv_client_is_object(&answer) || tv_client_session_opened(session, &answer) != 0)) {
         error = tv_client_not_the_contract(
             "the new session lacks a member, or has other tokens than were sent", ret_problem);
     }
@@ -258,11 +296,14 @@ static int take_options(struct tv_client_session *session,
     const struct tv_client_sampling *sampling = &options->sampling;
     const char *seed = sampling->seed != NULL ? sampling->seed : "";
     const char *salt = options->cache_salt != NULL ? options->cache_salt : "";
-    if (options->tokens == NULL || options->token_count < 1 || options->stop_count < 0 ||
-        options->stop_count > TV_CLIENT_STOP_IDS_MAX || options->max_len < 0 ||
-        options->lease_s < 0 || sampling->rule == NULL ||
+    if ((options->prefix == NULL) != (options->tokens != NULL) ||
+        (options->tokens != NULL && options->token_count < 1) ||
+        (options->prefix != NULL &&
+         (options->prefix_len < 0 || options->prefix_len > options->prefix->state.committed_len)) ||
+        options->stop_count < 0 || options->stop_count > TV_CLIENT_STOP_IDS_MAX ||
+        options->max_len < 0 || options->lease_s < 0 || sampling->rule == NULL ||
         (strcmp(sampling->rule, "greedy") != 0 && strcmp(sampling->rule, "target_walk") != 0 &&
-         strcmp(sampling->rule, "typical") != 0) ||
+         strcmp(sampling->rule, "typical") != 0 && strcmp(sampling->rule, "client") != 0) ||
         strlen(seed) > TV_CLIENT_SEED_DIGITS_MAX || strspn(seed, "0123456789") != strlen(seed) ||
         (sampling->seed != NULL && seed[0] == '\0') || strlen(salt) > TV_CLIENT_SALT_BYTES_MAX) {
         return -EINVAL;
@@ -311,6 +352,7 @@ int tv_client_session_create(struct tv_client *client,
                              struct tv_client_session **ret_session,
                              struct tv_client_problem *ret_problem)
 {
+    const struct tv_client_session *prefix = options->prefix;
     struct tv_client_session *session = calloc(1, sizeof(*session));
     int error = -ENOMEM;
     tv_client_problem_set(ret_problem, "out of memory");
@@ -328,14 +370,20 @@ int tv_client_session_create(struct tv_client *client,
     if (error != 0) {
         goto out;
     }
-    error = take_prompt(session, options->tokens, options->token_count);
+    error = prefix == NULL ? take_prompt(session, options->tokens, options->token_count)
+                           : take_prompt(session, prefix->tokens,
+                                         options->prefix_len > 0 ? options->prefix_len
+                                                                 : prefix->state.committed_len);
     if (error != 0) {
         tv_client_problem_set(ret_problem, error == -ENOMEM
                                                ? "out of memory"
                                                : "the server's model_id is not 64 hex digits");
         goto out;
     }
-    error = tv_client_session_open(session, ret_problem);
+    error = tv_client_session_open(session, prefix != NULL ? prefix->state.id : NULL, ret_problem);
+    if (error == -EPROTO && prefix != NULL && tv_client_is_forgotten(ret_problem->code)) {
+        error = tv_client_session_open(session, NULL, ret_problem); /* its tokens are known */
+    }
 out:
     if (error != 0) {
         tv_client_session_destroy(session);
@@ -348,6 +396,7 @@ out:
 void tv_client_session_destroy(struct tv_client_session *session)
 {
     if (session != NULL) {
+        tv_client_ahead_end(session);
         free(session->tokens);
         free(session);
     }
@@ -364,6 +413,7 @@ int tv_client_session_delete(struct tv_client_session *session,
     char path[TV_CLIENT_PATH_BYTES];
     const struct tv_client_call call = {.method = "DELETE", .path = path};
     struct tv_client_answer answer = {0};
+    tv_client_ahead_end(session);
     tv_client_session_path(session, "", path);
     int error = tv_client_exchange(session->client, &call, &answer, ret_problem);
     if (error == 0 && answer.http_status != 204) {
@@ -416,10 +466,14 @@ int tv_client_session_adopt(struct tv_client_session *session, const struct tv_j
     struct tv_client_state state = session->state;
     struct tv_client_progress progress;
     struct tv_client_digest chain;
+    const struct tv_json_value *held = tv_json_member(object, "held_seq");
     int32_t *tokens = NULL;
+    int32_t held_seq = 0;
     char text[33];
     if (object == NULL || read_names(object, &state) != 0 ||
-        tv_client_read_progress(doc, object, &progress) != 0) {
+        tv_client_read_progress(doc, object, &progress) != 0 || progress.pending < 0 ||
+        (held != NULL && tv_json_type(held) != TV_JSON_NULL &&
+         tv_client_get_int32(doc, object, "held_seq", &held_seq) != 0)) {
         return -EBADMSG;
     }
     int result = tokens_of(session, doc, object, progress.committed_len, &tokens);
@@ -439,6 +493,8 @@ int tv_client_session_adopt(struct tv_client_session *session, const struct tv_j
     session->capacity = progress.committed_len;
     session->chain = chain;
     state.tokens = tokens;
+    state.held_seq = state.held_seq == held_seq ? held_seq : 0;
+    session->server_held = held_seq;
     session->state = state;
     tv_client_session_follow(session, &progress);
     return 1;

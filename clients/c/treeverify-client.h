@@ -19,6 +19,7 @@
  *                     handed out here. The server's state is adopted; the round was not done.
  *   -ENOTRECOVERABLE  the server's tokens are not this session's, or its model is another one now
  *   -EINVAL           an argument out of range
+ *   -EBUSY            rounds sent ahead are under way: receive them first
  *   -ENOMEM
  * On any failure ret_problem->detail says in words what happened, and other outputs are untouched.
  *
@@ -35,6 +36,8 @@
  *   - the server has forgotten the session (restart, lease over, deleted): it is made anew from the
  *     tokens here with the same seed, the pending token handed out stays, and the round is sent
  *     again, with recovered = TV_CLIENT_RESUMED.
+ *   - a round is held whose proposal never arrived: it is discarded; nothing of it was handed out;
+ *   - a choice that a commit or commit_prev made stays, also when the session is made anew.
  * The digest over all committed tokens is computed here too, and every answer is held against it.
  *
  * Units are in the names: _ms, _us, _s, _bytes; counts are of tokens or nodes. Token ids, lengths
@@ -69,6 +72,7 @@ extern "C" {
 #define TV_CLIENT_DECODE_TOKENS_MAX 1024
 #define TV_CLIENT_SEED_DIGITS_MAX   20
 #define TV_CLIENT_SALT_BYTES_MAX    64
+#define TV_CLIENT_GUESSES_MAX       32
 #define TV_CLIENT_BODY_BYTES_MAX    (16u << 20)
 
 struct tv_client;
@@ -123,7 +127,7 @@ struct tv_client_model {
 };
 
 struct tv_client_sampling {
-    const char *rule;   /* "target_walk", "greedy" or "typical" */
+    const char *rule;   /* "target_walk", "greedy", "typical", or "client": every verify is held */
     double temperature; /* 0 to 100; ignored by greedy, as what follows */
     double top_p;       /* above 0, at most 1; 1: off */
     double min_p;       /* 0 to 1; 0: off */
@@ -134,6 +138,10 @@ struct tv_client_sampling {
 struct tv_client_session_options {
     const int32_t *tokens; /* [token_count] the prompt, not empty; copied, as everything here */
     int32_t token_count;
+    const struct tv_client_session *prefix; /* instead of tokens: this one's first prefix_len (0:
+                                               all) committed tokens are the prompt, named to the
+                                               server, and sent only if it has forgotten them */
+    int32_t prefix_len;
     struct tv_client_sampling sampling;
     const int32_t *stop_ids; /* [stop_count] end the text */
     int32_t stop_count;      /* at most TV_CLIENT_STOP_IDS_MAX */
@@ -153,12 +161,50 @@ struct tv_client_state {
     int32_t max_len;              /* of the model */
     int32_t cached_len;           /* prompt tokens that needed no pass of the model */
     int32_t resumed;              /* how often the session was made anew */
+    int32_t held_seq;             /* the round that waits for tv_client_commit; 0: none */
+    int32_t under_way;            /* rounds sent and not yet received: 0, 1 or 2 */
     char id[32], epoch[17], digest[33];
     char finish[8]; /* "", "stop" or "length" */
     char seed[24];  /* decimal: the one in use; "" under greedy */
 };
 
 enum tv_client_recovered { TV_CLIENT_NOT_RECOVERED = 0, TV_CLIENT_RESYNC, TV_CLIENT_RESUMED };
+
+/* How a held round ends: a path of its tree from node 0 on [path_count] and the token pending
+ * behind it; with path_count 0 and next -1 the round is discarded. */
+struct tv_client_settle {
+    const int32_t *path;
+    int32_t path_count;
+    int32_t next;
+};
+
+/* Of which nodes the logits are wanted: none, the one where the walk ended, the accepted ones, all.
+ */
+enum tv_client_rows {
+    TV_CLIENT_ROWS_NONE = 0,
+    TV_CLIENT_ROWS_STOP,
+    TV_CLIENT_ROWS_PATH,
+    TV_CLIENT_ROWS_ALL,
+};
+
+/* What a verify may ask for besides its tree; all zero asks for nothing. */
+struct tv_client_verify_options {
+    const char *rule; /* for this round alone; NULL: the session's */
+    int32_t hold;     /* 1: propose, and commit nothing (always so under rule "client") */
+    const struct tv_client_settle *commit_prev; /* how the held round ends, in the same call: node 0
+                                                   is its next; NULL: none is held */
+    enum tv_client_rows logits;
+    int32_t deadline_ms; /* give up when not started by then (sent again); 0: the server's 10,000 */
+    int32_t lease_s;     /* renew the lease; 0: as it was */
+};
+
+/* One guess of how the round under way ends, and the tree to verify if it is right. */
+struct tv_client_guess {
+    int32_t leaf;                    /* node of the tree under way, the last one accepted */
+    int32_t pending;                 /* the token drawn behind it: node 0 of the tree */
+    const int32_t *tokens, *parents; /* [count] */
+    int32_t count;
+};
 
 /* What one round gave. Free with tv_client_round_finish. */
 struct tv_client_round {
@@ -174,6 +220,23 @@ struct tv_client_round {
     int32_t batch;        /* rounds in the launch; 0 when not given */
     int64_t queue_us, gpu_us, server_us; /* at the server: waiting, computing, all; 0 if unknown */
     int64_t rtt_us;                      /* of the whole call, here */
+    int32_t held;  /* 1: a proposal, nothing was committed; nodes and tokens are none under rule
+                      "client" */
+    int32_t guess; /* tv_client_receive: which guess was right, so that its round is under way now;
+                      -1: none */
+    int32_t *row_nodes; /* [row_count], owned: nodes whose logits were asked for */
+    float *logits;      /* [row_count][vocab], owned: raw, before temperature and filters */
+    int32_t row_count, vocab;
+};
+
+struct tv_client_events; /* a followed session */
+
+/* One event; its members and data are the stream's and hold until its next call. */
+struct tv_client_event {
+    char name[16]; /* "state", "commit", "rollback", "missed", "lease", "parity", "draining", "end"
+                    */
+    int32_t id;    /* number of the round; -1: the event has none */
+    const struct tv_client_answer *data; /* an object, as the contract lists it */
 };
 
 /* The version of the library that runs, "0.1.0"; compare with TV_CLIENT_VERSION_MAJOR and so on. */
@@ -270,6 +333,18 @@ TV_CLIENT_API int tv_client_verify(struct tv_client_session *session, const int3
                                    const int32_t *parents, int32_t count,
                                    struct tv_client_round *ret_round,
                                    struct tv_client_problem *ret_problem);
+/* The same with more asked for; options NULL: nothing. Logits come whole, as f32. */
+TV_CLIENT_API int tv_client_verify_with(struct tv_client_session *session, const int32_t *tokens,
+                                        const int32_t *parents, int32_t count,
+                                        const struct tv_client_verify_options *options,
+                                        struct tv_client_round *ret_round,
+                                        struct tv_client_problem *ret_problem);
+/* Settle the held round; -EINVAL: none is held, or settle is no path of its tree. What is committed
+ * is the round's nodes and tokens. ret_round may be NULL. */
+TV_CLIENT_API int tv_client_commit(struct tv_client_session *session,
+                                   const struct tv_client_settle *settle,
+                                   struct tv_client_round *ret_round,
+                                   struct tv_client_problem *ret_problem);
 /* The server decodes up to tokens_max (1 to TV_CLIENT_DECODE_TOKENS_MAX) tokens alone. */
 TV_CLIENT_API int tv_client_decode(struct tv_client_session *session, int32_t tokens_max,
                                    struct tv_client_round *ret_round,
@@ -286,6 +361,58 @@ TV_CLIENT_API int tv_client_rollback(struct tv_client_session *session, int32_t 
                                      int32_t pending, struct tv_client_round *ret_round,
                                      struct tv_client_problem *ret_problem);
 TV_CLIENT_API void tv_client_round_finish(struct tv_client_round *round);
+/* A session of its own behind the first len (1 to committed_len; 0: all) committed tokens: no pass
+ * of the model, pages are shared. Its pending token is the one that stands there. seed (decimal):
+ * what follows differs; NULL: the same. lease_s 0: this one's. *ret_session is the caller's. */
+TV_CLIENT_API int tv_client_fork(struct tv_client_session *session, int32_t len, const char *seed,
+                                 int32_t lease_s, struct tv_client_session **ret_session,
+                                 struct tv_client_problem *ret_problem);
+
+/* Rounds sent ahead, for links whose round trip is not small beside a round: send a tree, draft
+ * behind guesses of where it will end and send those, then receive. A guess that is right runs at
+ * the server without waiting for the network; a wrong one costs what a round without one does.
+ *
+ *     tv_client_send(session, tree)
+ *     for (;;) {
+ *         tv_client_send_if(session, guesses)       // or not
+ *         tv_client_receive(session, &round)
+ *         if (round.guess < 0) tv_client_send(session, the next tree)
+ *     }
+ *
+ * The exchanges run on threads of the library; the session changes in tv_client_receive alone.
+ * Arrays are copied. Until all is received, the other calls of the session are -EBUSY, but for
+ * delete and destroy, which give up what is under way. Nothing may be held. */
+
+/* As tv_client_verify, without waiting. -EBUSY: a round is under way. -EAGAIN: no thread. */
+TV_CLIENT_API int tv_client_send(struct tv_client_session *session, const int32_t *tokens,
+                                 const int32_t *parents, int32_t count,
+                                 struct tv_client_problem *ret_problem);
+/* The round behind the one under way, if that one ends as guesses [count] (1 to
+ * TV_CLIENT_GUESSES_MAX, no two the same) say. -EBUSY: two rounds are under way; -EINVAL: none is,
+ * or what verify refuses. */
+TV_CLIENT_API int tv_client_send_if(struct tv_client_session *session,
+                                    const struct tv_client_guess *guesses, int32_t count,
+                                    struct tv_client_problem *ret_problem);
+/* The end of the first round under way, with every recovery of a verify. With ret_round->guess >= 0
+ * the round of that guess is under way now; else nothing is, also on a failure. -EINVAL: nothing
+ * was sent. */
+TV_CLIENT_API int tv_client_receive(struct tv_client_session *session,
+                                    struct tv_client_round *ret_round,
+                                    struct tv_client_problem *ret_problem);
+
+/* Follow the session id, somebody else's perhaps: what its rounds do, as it happens. after: begin
+ * behind this round (0: the beginning); -1: with the session's state. Makes no connection yet;
+ * options are the client's, *ret_events the caller's and of one thread, client may go before it. */
+TV_CLIENT_API int tv_client_events_open(const struct tv_client *client, const char *id,
+                                        int32_t after, struct tv_client_events **ret_events,
+                                        struct tv_client_problem *ret_problem);
+/* The next event, within wait_ms: 0; -EAGAIN: none came; -ENODATA: "end" was the last one. A lost
+ * connection is opened again where it was lost, as often as a call is retried. */
+TV_CLIENT_API int tv_client_events_next(struct tv_client_events *events, int32_t wait_ms,
+                                        struct tv_client_event *ret_event,
+                                        struct tv_client_problem *ret_problem);
+/* NULL is fine. */
+TV_CLIENT_API void tv_client_events_close(struct tv_client_events *events);
 
 #ifdef __cplusplus
 }

@@ -8,108 +8,26 @@ text, each token once, whatever happens on the way. ROUNDS with faults: 300 x TV
 
 import errno
 import itertools
-import json
 import os
-import subprocess
 import sys
 import unittest
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from daemon import Daemon
+from leash import GREEDY, SEEDED, LeashTest, joined, tree
+
 from fault_proxy import FaultProxy
 from proxy import ContractProxy
 
-DRIVE, SERVER, MODEL, TEXT = sys.argv[1:5]
+from daemon import Daemon
+
 SCALE = float(os.environ.get("TV_TEST_SCALE", "1"))
 SEED = int(os.environ.get("TV_TEST_SEED", "20261130"))
 ROUNDS = int(sys.argv[5]) if len(sys.argv) > 5 else max(40, int(300 * SCALE))
-GREEDY = ("greedy", 0, "-")
-SEEDED = ("target_walk", 0.8, 1234567890123456789)
 LENGTH = 740 if SCALE >= 1 else 80  # new tokens of a session
 SAMPLINGS = (GREEDY, SEEDED) if SCALE >= 1 else (SEEDED,)
 RESYNC, RESUMED = 1, 2
 
 
-def prompts(count, length=120):
-    with open(TEXT, "rb") as file:
-        text = file.read()
-    step = (len(text) - length - 20000) // count
-    return [list(text[20000 + i * step : 20000 + i * step + length]) for i in range(count)]
-
-
-def joined(items):
-    return ",".join(map(str, items))
-
-
-class Drive:
-    """The library in a process of its own; answers as dicts."""
-
-    def __init__(self, url, retries=30, backoff_ms=1):
-        command = [DRIVE, url, str(retries), str(backoff_ms)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        self.code = self.process.wait(timeout=60)
-        self.process.stdout.close()
-        assert self.code == 0, f"drive ended with {self.code}"
-
-    def say(self, *words, error=0):
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
-        allowed = error if isinstance(error, tuple) else (error,)
-        assert answer["error"] in allowed, (words, answer["error"], answer["code"])
-        return answer
-
-    def create(self, prompt, sampling=GREEDY, max_len=0):
-        return self.say("create", *sampling, max_len, joined(prompt))
-
-    def chain(self, tokens, **options):
-        return self.say("verify", joined(tokens), joined(range(-1, len(tokens) - 1)), **options)
-
-
-def tree(text, wrong):
-    """The next tokens of the text as a chain, each with a wrong sibling; the chain's last `wrong` are wrong too."""
-    tokens, parents, at = [text[0]], [-1], 0
-    for depth, token in enumerate(text[1:], 1):
-        right = token if depth < len(text) - wrong else (token + 1) % 256
-        tokens += [(token + 2) % 256, right]
-        parents += [at, at]
-        at = len(tokens) - 1
-    return joined(tokens), joined(parents)
-
-
-class Recovery(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon(SERVER, MODEL).__enter__()
-        cls.url = f"http://{cls.daemon.host}:{cls.daemon.port}"
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.daemon.__exit__(None, None, None)
-
-    def setUp(self):
-        self.raw = self.daemon.client()
-        self.addCleanup(self.raw.close)
-
-    def plain(self, prompt, count, sampling=GREEDY):
-        """Pending token and count - 1 more, decoded by the server alone."""
-        rule, temperature, seed = sampling
-        wanted = {"rule": rule} if rule == "greedy" else {"rule": rule, "temperature": temperature, "seed": str(seed)}
-        state = self.raw.post("/v1/sessions", {"tokens": prompt, "sampling": wanted})
-        text, path, epoch = [state["pending"]], f"/v1/sessions/{state['session']}", state["epoch"]
-        while len(text) < count:
-            body = {"seq": state["next_seq"], "epoch": epoch, "expected_len": state["committed_len"]}
-            state = self.raw.post(path + "/decode", {**body, "max_tokens": min(1024, count - len(text))})
-            text += state["new_tokens"]
-        self.raw.call("DELETE", path)
-        return text
-
+class Recovery(LeashTest):
     def drive_text(self, drive, plain, until, step=5):
         """Rounds of trees along plain until `until` tokens are handed out; what was handed out, and the answers."""
         text, answers = list(plain[:1]), []
@@ -123,10 +41,10 @@ class Recovery(unittest.TestCase):
         """Answers lost, cut and repeated, requests that come late or twice: the text is the plain one, once."""
         done = tokens = 0
         recovered = {0: 0, RESYNC: 0, RESUMED: 0}
-        cases = list(zip(prompts(max(2, min(8, ROUNDS // 150))), itertools.cycle((GREEDY, SEEDED))))
+        cases = list(zip(self.prompts(max(2, min(8, ROUNDS // 150))), itertools.cycle((GREEDY, SEEDED))))
         texts = [self.plain(prompt, LENGTH + 20, sampling) for prompt, sampling in cases]
         proxy = FaultProxy(self.daemon.host, self.daemon.port, SEED)
-        with Drive(f"http://127.0.0.1:{proxy.port}") as drive:
+        with self.drive(f"http://127.0.0.1:{proxy.port}") as drive:
             for number in itertools.count():
                 (prompt, sampling), plain = cases[number % len(cases)], texts[number % len(cases)]
                 self.assertEqual(drive.create(prompt, sampling)["pending"], plain[0])
@@ -148,11 +66,11 @@ class Recovery(unittest.TestCase):
     def test_calls_that_fail_lose_nothing(self):
         """No retries at all: calls fail, and the next one, whatever it asks, brings what the failed one had done."""
         lost = (0, -errno.EIO)
-        prompt = prompts(1)[0]
+        prompt = self.prompts(1)[0]
         plain = self.plain(prompt, LENGTH + 20)
         found = failed = 0
         proxy = FaultProxy(self.daemon.host, self.daemon.port, SEED + 1)
-        with Drive(f"http://127.0.0.1:{proxy.port}", retries=0) as drive:
+        with self.drive(f"http://127.0.0.1:{proxy.port}", retries=0) as drive:
             for _ in range(1 if SCALE < 1 else 10):
                 while (state := drive.say("create", *GREEDY, 0, joined(prompt), error=lost))["error"] != 0:
                     pass
@@ -174,9 +92,9 @@ class Recovery(unittest.TestCase):
 
     def test_a_lost_round_is_found_by_the_next_call(self):
         """Retries used up, the round done: the next call, another one, gives its tokens."""
-        prompt = prompts(1)[0]
+        prompt = self.prompts(1)[0]
         plain = self.plain(prompt, 12)
-        with Drive(self.url) as drive:
+        with self.drive(self.url) as drive:
             state = drive.create(prompt)
             body = {"seq": 1, "epoch": state["epoch"], "expected_len": len(prompt), "max_tokens": 3}
             self.raw.post(f"/v1/sessions/{state['id']}/decode", body)
@@ -190,8 +108,8 @@ class Recovery(unittest.TestCase):
             self.assertEqual((found["recovered"], found["new"]), (RESYNC, plain[6:12]))
 
     def test_somebody_else_moves_the_session(self):
-        prompt = prompts(1)[0]
-        with Drive(self.url) as drive:
+        prompt = self.prompts(1)[0]
+        with self.drive(self.url) as drive:
             state = drive.create(prompt)
             body = {"seq": 1, "epoch": state["epoch"], "expected_len": len(prompt)}
             self.raw.post(f"/v1/sessions/{state['id']}/extend", {**body, "tokens": [65, 66]})
@@ -205,10 +123,10 @@ class Recovery(unittest.TestCase):
             drive.say("extend", 0, "65")
 
     def test_a_forgotten_session_is_made_anew(self):
-        prompt = prompts(1)[0]
+        prompt = self.prompts(1)[0]
         for sampling in SAMPLINGS:
             plain = self.plain(prompt, 40, sampling)
-            with Drive(self.url) as drive:
+            with self.drive(self.url) as drive:
                 first = drive.create(prompt, sampling)["id"]
                 drive.say("decode", 9)
                 self.raw.call("DELETE", f"/v1/sessions/{first}")
@@ -228,8 +146,8 @@ class Recovery(unittest.TestCase):
 
     def test_a_token_that_was_handed_out_stays(self):
         """The new session draws another token at that position than the one here: the one handed out is kept."""
-        prompt = prompts(1)[0]
-        with Drive(self.url) as drive:
+        prompt = self.prompts(1)[0]
+        with self.drive(self.url) as drive:
             drive.create(prompt)
             round = drive.say("rollback", len(prompt), 1)  # no model says 1 here
             self.assertEqual(round["pending"], 1)
@@ -243,13 +161,13 @@ class Recovery(unittest.TestCase):
 
     def test_a_restart_in_the_middle(self):
         """Another daemon with another epoch behind the same address: the text goes on, greedy and seeded."""
-        prompt = prompts(1)[0]
+        prompt = self.prompts(1)[0]
         for sampling in SAMPLINGS:
             plain = self.plain(prompt, 60, sampling)
-            first = Daemon(SERVER, MODEL).__enter__()
+            first = Daemon(self.SERVER, self.MODEL).__enter__()
             proxy = ContractProxy(first.host, first.port)
             proxy.server.handle_error = lambda *_: None  # connections to the first daemon end
-            with Drive(proxy.url) as drive:
+            with self.drive(proxy.url) as drive:
                 epoch = drive.create(prompt, sampling)["epoch"]
                 text, _ = self.drive_text(drive, plain, 20)
                 first.__exit__(None, None, None)
@@ -265,8 +183,8 @@ class Recovery(unittest.TestCase):
             proxy.close()
 
     def test_finish_and_limits(self):
-        prompt = prompts(1)[0]
-        with Drive(self.url) as drive:
+        prompt = self.prompts(1)[0]
+        with self.drive(self.url) as drive:
             drive.create(prompt, max_len=len(prompt) + 4)
             round = drive.say("decode", 100)
             self.assertEqual((round["finish"], len(round["new"])), ("length", 3))

@@ -25,6 +25,11 @@ RESET = struct.pack("ii", 1, 0)
 NEVER, FIRST, STORED = b'"replayed":', b'"replayed":false}', b'"replayed":true}'
 
 
+def ended(body, old, new):
+    """The body with another end: what a skipped round has in its outcome stays as it is."""
+    return body.removesuffix(old) + new if body.endswith(old) else body
+
+
 class Stream:
     """Messages of one socket, whole: head and body."""
 
@@ -185,11 +190,10 @@ class Server:
             first = kept[sent]
             if first.endswith(STORED):
                 self.counts["attached"] += 1  # the later of two at once was answered first
-                first, body = first.replace(STORED, FIRST), body.replace(STORED, FIRST)
-                same = first == body
+                same = ended(first, STORED, FIRST) == ended(body, STORED, FIRST)
             else:
                 self.counts["stored"] += 1
-                same = body.endswith(STORED) and first.replace(FIRST, STORED) == body
+                same = body.endswith(STORED) and ended(first, FIRST, STORED) == body
             if not same:
                 self.wrong.append(f"{sent!r}: first {kept[sent]!r}, then {answer[0][answer[1]:]!r}")
 
