@@ -22,7 +22,7 @@ enum tv_cli_exit {
     TV_CLI_NO_INPUT = 66,    /* a file cannot be read */
     TV_CLI_UNAVAILABLE = 69, /* server not reached, connection lost, deadline */
     TV_CLI_MEMORY = 71,
-    TV_CLI_OUTPUT = 74, /* stdout cannot be written */
+    TV_CLI_OUTPUT = 74, /* stdout or a report cannot be written */
     TV_CLI_BUSY = 75,   /* refused, may succeed later; retries used up */
     TV_CLI_REFUSED =
         76, /* refused, an answer that breaks the contract, or a model we cannot serve */

@@ -211,6 +211,22 @@ int tv_drafter_append(struct tv_drafter *drafter, const int32_t *tokens, size_t 
     return 0;
 }
 
+int tv_drafter_forget(struct tv_drafter *drafter, size_t count)
+{
+    if (count > drafter->count - drafter->context_from) {
+        return -EINVAL;
+    }
+    for (; count > 0; count--, drafter->count--) {
+        for (int level = 0; level < LEVELS; level++) { /* the newest of its chain: out it goes */
+            if (drafter->count - drafter->context_from >= (size_t)suffix_lens[level]) {
+                uint32_t slot = hash_suffix(drafter, drafter->count, suffix_lens[level]);
+                drafter->heads[level][slot] = drafter->links[level][drafter->count];
+            }
+        }
+    }
+    return 0;
+}
+
 static int32_t add_node(struct tv_drafter *drafter, int32_t parent, int32_t token)
 {
     assert(drafter->trie_count < TRIE_MAX);

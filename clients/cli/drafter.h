@@ -33,6 +33,9 @@ void tv_drafter_destroy(struct tv_drafter *drafter);
  * a negative token; -E2BIG. On failure the context is as before. */
 int tv_drafter_append(struct tv_drafter *drafter, const int32_t *tokens, size_t count);
 
+/* Forget the last count tokens appended: what was only supposed. -EINVAL: there are not so many. */
+int tv_drafter_forget(struct tv_drafter *drafter, size_t count);
+
 /* A tree of at most nodes_max nodes (node 0 included, >= 1) and depth_max (0 to
  * TV_DRAFTER_DEPTH_MAX) under the context's last token. 0; -ENOMEM; -EINVAL: empty context or
  * limits out of range. */

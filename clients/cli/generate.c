@@ -12,6 +12,8 @@
 
 #include "clients/cli/cli.h"
 #include "clients/cli/drafter.h"
+#include "clients/cli/report.h"
+#include "clients/cli/speculate.h"
 
 #define PROMPT_BYTES_MAX ((size_t)1 << 20)
 #define STORE_BYTES_MAX  ((size_t)256 << 20)
@@ -36,6 +38,10 @@ static const char help[] =
     "  --seed N          for temperatures above 0; the same seed gives the same text\n"
     "  --stop ID         end at this token (may be repeated)\n"
     "  --no-drafts       the server decodes alone: same text, one token at a time\n"
+    "  --ahead           send the next tree, behind a guess of where this one ends, while a round\n"
+    "                    is under way: for links with a round trip; same text\n"
+    "  --report FILE     write a page (HTML) with acceptance by depth and the times of every "
+    "round\n"
     "  --color auto|always|never\n"
     "                    colours (auto: on a terminal)\n"
     "  --live auto|never\n"
@@ -45,13 +51,13 @@ static const char help[] =
 
 struct plan {
     struct tv_cli cli;
-    const char *store_path;
+    const char *store_path, *report_path;
     int64_t nodes_max, tokens_max;
     double temperature;
     const char *seed;
     int32_t stop_ids[TV_CLIENT_STOP_IDS_MAX];
     int32_t stop_count;
-    int no_drafts, color, live, nodes_auto;
+    int no_drafts, color, live, nodes_auto, ahead;
 };
 
 /* Everything of one run; tokens and own hold the new text. */
@@ -62,6 +68,8 @@ struct run {
     struct tv_client_model model;
     struct tv_client_session *session; /* NULL before it is made */
     struct tv_drafter *drafter;        /* NULL without drafts */
+    struct tv_report *report;          /* NULL: none is wanted */
+    struct tv_speculation speculation; /* with drafts */
     int32_t *tokens;                   /* [tokens_max] */
     char *own; /* [tokens_max] 1: drawn by the model, 0: an accepted draft */
     int32_t count;
@@ -119,21 +127,6 @@ static int take(struct run *run, const int32_t *tokens, int32_t count, int all_o
     return run->drafter != NULL ? tv_drafter_append(run->drafter, tokens, (size_t)count) : 0;
 }
 
-/* Depth that neither the context limit, the server nor the tokens still wanted would cut. */
-static int32_t depth_limit(const struct run *run)
-{
-    int64_t depth = TV_DRAFTER_DEPTH_MAX;
-    int64_t room[] = {state_of(run)->max_depth,
-                      (int64_t)run->model.max_len - 1 - state_of(run)->committed_len,
-                      run->plan->tokens_max - run->count - 1};
-    for (size_t i = 0; i < sizeof(room) / sizeof(room[0]); i++) {
-        if (room[i] < depth) {
-            depth = room[i];
-        }
-    }
-    return depth < 0 ? 0 : (int32_t)depth;
-}
-
 static void show_line(const struct run *run)
 {
     char text[160];
@@ -149,29 +142,33 @@ static void show_line(const struct run *run)
     tv_cli_line_show(text);
 }
 
+/* One round of a tree, counted. */
+static int tree_round(struct run *run, struct tv_client_round *ret_round)
+{
+    struct tv_speculation *spec = &run->speculation;
+    int64_t wanted =
+        run->plan->nodes_auto && run->useful_nodes > 0 ? run->useful_nodes : run->plan->nodes_max;
+    int error = tv_speculate(spec, (int32_t)wanted, run->plan->tokens_max - run->count, ret_round,
+                             &run->problem);
+    if (error == 0) {
+        run->drafts += spec->ran.count - 1;
+    }
+    if (error == 0 && run->report != NULL) {
+        error = tv_report_add(run->report, spec->ran.parents, spec->ran.count, ret_round);
+    }
+    return error;
+}
+
 static int one_round(struct run *run)
 {
     struct tv_client_round round = {0};
-    struct tv_draft draft;
-    int error;
-    if (run->drafter == NULL) {
-        int64_t left = run->plan->tokens_max - run->count;
-        error =
-            tv_client_decode(run->session, left > 32 ? 32 : (int32_t)left, &round, &run->problem);
-    } else {
-        int64_t wanted = run->plan->nodes_auto && run->useful_nodes > 0 ? run->useful_nodes
-                                                                        : run->plan->nodes_max;
-        int32_t nodes =
-            wanted < state_of(run)->max_nodes ? (int32_t)wanted : state_of(run)->max_nodes;
-        error = tv_drafter_draft(run->drafter, nodes, depth_limit(run), &draft);
-        if (error != 0) {
-            return error;
-        }
-        run->drafts += draft.count - 1;
-        error = tv_client_verify(run->session, draft.tokens, draft.parents, draft.count, &round,
-                                 &run->problem);
-    }
+    int64_t left = run->plan->tokens_max - run->count;
+    int error =
+        run->drafter == NULL
+            ? tv_client_decode(run->session, left > 32 ? 32 : (int32_t)left, &round, &run->problem)
+            : tree_round(run, &round);
     if (error != 0) {
+        tv_client_round_finish(&round);
         return error;
     }
     /* decoding alone takes one round of the model for each token */
@@ -254,6 +251,11 @@ static int generate(struct run *run, const int32_t *prompt, int32_t prompt_count
     for (int32_t i = 0; i < prompt_count && !run->plan->cli.json; i++) {
         tv_cli_print_byte_token(stdout, prompt[i]);
     }
+    run->speculation = (struct tv_speculation){.session = run->session,
+                                               .drafter = run->drafter,
+                                               .stop_ids = run->plan->stop_ids,
+                                               .stop_count = run->plan->stop_count,
+                                               .ahead = run->plan->ahead};
     run->start_s = now_s();
     error = take(run, &state_of(run)->pending, 1, 1); /* the prompt's pass gave the first token */
     while (error == 0 && run->count < run->plan->tokens_max && state_of(run)->finish[0] == '\0') {
@@ -263,17 +265,39 @@ static int generate(struct run *run, const int32_t *prompt, int32_t prompt_count
     return error;
 }
 
-static void report(const struct run *run)
+/* The page of --report. TV_CLI_OK, or the exit code after saying why. */
+static int write_report(const struct run *run, const char *finish, double mean, double rate)
+{
+    const struct tv_report_summary summary = {.finish = finish,
+                                              .digest = state_of(run)->digest,
+                                              .accept_len_mean = mean,
+                                              .tokens_per_s = rate,
+                                              .seconds = run->seconds,
+                                              .drafts = run->drafts,
+                                              .server_us = run->server_us,
+                                              .rounds = run->rounds,
+                                              .text = run->tokens,
+                                              .count = run->count};
+    int error = tv_report_write(run->report, &summary, run->plan->report_path);
+    if (error != 0) {
+        (void)fprintf(stderr, "treeverify: %s: %s\n", run->plan->report_path, strerror(-error));
+        return TV_CLI_OUTPUT;
+    }
+    return TV_CLI_OK;
+}
+
+static int report(const struct run *run)
 {
     double mean = run->rounds > 0 ? (double)run->round_tokens / run->rounds : 0.0;
     double rate = run->seconds > 0.0 ? run->round_tokens / run->seconds : 0.0;
     const char *finish = state_of(run)->finish[0] != '\0' ? state_of(run)->finish : "max-tokens";
+    int code = run->report != NULL ? write_report(run, finish, mean, rate) : TV_CLI_OK;
     if (!run->plan->cli.json) {
         (void)printf("\n\n%d new tokens in %d rounds: acceptance length %.2f, %.1f drafts a round, "
                      "%.0f tokens/s (%s)\n",
                      (int)run->count, (int)run->rounds, mean,
                      run->rounds > 0 ? (double)run->drafts / run->rounds : 0.0, rate, finish);
-        return;
+        return code;
     }
     (void)fputs("{\"text\":", stdout);
     tv_cli_print_json_text(stdout, run->tokens, (size_t)run->count);
@@ -287,6 +311,7 @@ static void report(const struct run *run)
                  "\"seconds\":%.4f,\"server_us\":%lld,\"finish\":\"%s\",\"digest\":\"%s\"}\n",
                  (int)run->rounds, (long long)run->drafts, mean, rate, run->seconds,
                  (long long)run->server_us, finish, state_of(run)->digest);
+    return code;
 }
 
 static int to_tokens(const char *text, size_t bytes, int32_t **ret_tokens)
@@ -323,8 +348,9 @@ static int make_drafter(const struct plan *plan, struct tv_drafter **ret_drafter
 
 static int run_plan(const struct plan *plan, const char *text, size_t bytes)
 {
-    struct run run = {.plan = plan};
+    static struct run run; /* too large for a stack; a process has one */
     int32_t *prompt = NULL;
+    run = (struct run){.plan = plan};
     int code = tv_cli_connect(&plan->cli, &run.client);
     if (code == TV_CLI_OK && !plan->no_drafts) {
         code = make_drafter(plan, &run.drafter);
@@ -336,7 +362,10 @@ static int run_plan(const struct plan *plan, const char *text, size_t bytes)
         (struct tv_client_problem){.node = -1, .committed = -1, .detail = "out of memory"};
     run.tokens = malloc((size_t)plan->tokens_max * sizeof(*run.tokens));
     run.own = malloc((size_t)plan->tokens_max);
-    int error = run.tokens == NULL || run.own == NULL ? -ENOMEM : to_tokens(text, bytes, &prompt);
+    int error = run.tokens == NULL || run.own == NULL ||
+                        (plan->report_path != NULL && tv_report_create(&run.report) != 0)
+                    ? -ENOMEM
+                    : to_tokens(text, bytes, &prompt);
     if (error == 0) {
         error = generate(&run, prompt, (int32_t)bytes);
     }
@@ -350,7 +379,7 @@ static int run_plan(const struct plan *plan, const char *text, size_t bytes)
         }
         code = tv_cli_fail(&plan->cli, error, &run.problem);
     } else {
-        report(&run);
+        code = report(&run);
     }
     if (run.session != NULL) { /* best effort: the lease ends an unreachable session */
         (void)tv_client_session_delete(run.session, &run.problem);
@@ -360,12 +389,25 @@ out:
     free(prompt);
     free(run.tokens);
     free(run.own);
+    tv_report_destroy(run.report);
     tv_drafter_destroy(run.drafter);
     tv_client_destroy(run.client);
     return code;
 }
 
-enum { STORE = TV_CLI_OPT_OWN, NODES, MAX_TOKENS, TEMPERATURE, SEED, STOP, NO_DRAFTS, COLOR, LIVE };
+enum {
+    STORE = TV_CLI_OPT_OWN,
+    NODES,
+    MAX_TOKENS,
+    TEMPERATURE,
+    SEED,
+    STOP,
+    NO_DRAFTS,
+    AHEAD,
+    REPORT,
+    COLOR,
+    LIVE
+};
 
 /* -1: taken; -2: not one of ours; else the exit code. */
 static int own_option(struct plan *plan, int option)
@@ -409,6 +451,12 @@ static int own_option(struct plan *plan, int option)
     case NO_DRAFTS:
         plan->no_drafts = 1;
         return -1;
+    case AHEAD:
+        plan->ahead = 1;
+        return -1;
+    case REPORT:
+        plan->report_path = optarg;
+        return -1;
     case COLOR:
         plan->color =
             strcmp(optarg, "always") == 0 || (strcmp(optarg, "auto") == 0 && isatty(STDOUT_FILENO));
@@ -434,6 +482,8 @@ int tv_cli_generate(int argc, char **argv)
                                             {"seed", required_argument, NULL, SEED},
                                             {"stop", required_argument, NULL, STOP},
                                             {"no-drafts", no_argument, NULL, NO_DRAFTS},
+                                            {"ahead", no_argument, NULL, AHEAD},
+                                            {"report", required_argument, NULL, REPORT},
                                             {"color", required_argument, NULL, COLOR},
                                             {"live", required_argument, NULL, LIVE},
                                             TV_CLI_COMMON_OPTIONS};

@@ -18,9 +18,11 @@ import tempfile
 import termios
 import threading
 import unittest
+import xml.etree.ElementTree
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 from daemon import Daemon
+from delay_proxy import DelayProxy
 from proxy import ContractProxy
 
 CLIENT, SERVER, MODEL, STORE, TEXT = sys.argv[1:6]
@@ -252,6 +254,50 @@ class Cli(unittest.TestCase):
         run = self.generate(prompts(1)[0], "--store", STORE, "--max-tokens", "400", "--stop", str(ord(" ")))
         self.assertEqual(run["finish"], "stop")
         self.assertEqual(run["text"].index(" "), len(run["text"]) - 1)
+
+    def test_generate_sends_ahead(self):
+        """--ahead: the same text, greedy and seeded, to a stop and to the last token; its rate over a link is printed."""
+        prompt = prompts(1)[0]
+        for options in (("--max-tokens", "60"), ("--max-tokens", "60", "--temperature", "0.8", "--seed", "7"),
+                        ("--max-tokens", "400", "--stop", str(ord(".")))):
+            plain = self.generate(prompt, "--store", STORE, *options)
+            ahead = self.generate(prompt, "--store", STORE, *options, "--ahead")
+            for same in ("tokens", "own", "finish"):
+                self.assertEqual(ahead[same], plain[same])
+        with DelayProxy(self.daemon.host, self.daemon.port, 0.02) as link:
+            words = ("generate", "--json", "--store", STORE, "--max-tokens", "60", "-")
+            far = [json.loads(self.run_client(*words, *more, stdin=prompt, url=link.url)[0]) for more in ((), ("--ahead",))]
+        self.assertEqual(far[0]["tokens"], far[1]["tokens"])
+        print(f"over 20 ms: {far[0]['tokens_per_s']:.0f} tokens/s, ahead {far[1]['tokens_per_s']:.0f}")
+
+    def test_generate_report(self):
+        """The page's figures are those of its rounds, and it loads nothing."""
+        prompt = prompts(1)[0]
+        with tempfile.TemporaryDirectory() as folder:
+            for name, more in (("plain.html", ()), ("ahead.html", ("--ahead",))):
+                path = os.path.join(folder, name)
+                run = self.generate(prompt, "--store", STORE, "--max-tokens", "80", "--report", path, *more)
+                with open(path, encoding="utf-8") as file:
+                    page = file.read()
+                numbers = json.loads(page.split("id='numbers'>")[1].split("</script>")[0])
+                self.assertEqual(numbers["summary"], {name: run[name] for name in numbers["summary"]})
+                sizes, stages = numbers["accepted_by_nodes"], numbers["stages_us"]
+                self.assertEqual((len(stages), sum(count for _, count, _ in sizes)), (run["rounds"], run["rounds"]))
+                self.assertEqual(sum(drafts * count for drafts, count, _ in sizes), run["drafts"])
+                accepted = sum(count * mean for _, count, mean in sizes)
+                self.assertAlmostEqual(accepted + run["rounds"], run["accept_len_mean"] * run["rounds"], delta=0.01)
+                self.assertTrue(0 < numbers["acceptance_by_depth"][0] <= 1)
+                self.assertEqual(sum(sum(stage[:3]) for stage in stages), run["server_us"])
+                self.assertEqual(page.count("<svg"), page.count("</svg>"))
+                self.assertEqual(page.count("<svg"), 3)
+                self.assertEqual(page.count("<rect"), len(numbers["acceptance_by_depth"]) + len(sizes) + 4 * len(stages))
+                for loaded in ("http:", "https:", "src=", "href=", "javascript"):
+                    self.assertNotIn(loaded, page)
+                xml.etree.ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+            _, error = self.run_client("generate", "--max-tokens", "2", "--report", os.path.join(folder, "no", "x"), "x", code=74)
+            self.assertIn("No such file", error)
+        none = self.generate(prompt, "--no-drafts", "--max-tokens", "3", "--report", os.devnull)
+        self.assertEqual(len(none["tokens"]), 3)
 
     def test_generate_leaves_no_session(self):
         self.generate(b"Ps1:1 Blessed is", "--max-tokens", "5")

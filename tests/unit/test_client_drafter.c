@@ -155,6 +155,37 @@ static void refuses_what_is_out_of_range(void **state)
     tv_drafter_destroy(NULL);
 }
 
+/* What was supposed and forgotten leaves no trace: the trees are those of a drafter that never had
+ * it, also behind what comes next. */
+static void what_is_forgotten_was_never_there(void **state)
+{
+    (void)state;
+    static const char store[] = "abcabdabe the quick brown fox; the quick red fox; abcabc";
+    const int32_t more[] = {'a', 'b', 'c', 'a', 'b', ' ', 't', 'h', 'e', ' ', 'q', 'u', 'i'};
+    struct tv_drafter *one = drafter_of(store, "see the quick");
+    struct tv_drafter *other = drafter_of(store, "see the quick");
+    for (size_t count = 0; count <= sizeof(more) / sizeof(more[0]); count++) {
+        struct tv_draft supposed, draft;
+        int32_t tokens[64], parents[64];
+        assert_int_equal(tv_drafter_append(one, more, count), 0);
+        assert_int_equal(tv_drafter_draft(one, 32, 8, &supposed), 0);
+        assert_int_equal(tv_drafter_forget(one, count), 0);
+        assert_int_equal(tv_drafter_append(one, more, 3), 0);
+        assert_int_equal(tv_drafter_append(other, more, 3), 0);
+        assert_int_equal(tv_drafter_draft(other, 64, 8, &draft), 0);
+        memcpy(tokens, draft.tokens, (size_t)draft.count * sizeof(*tokens));
+        memcpy(parents, draft.parents, (size_t)draft.count * sizeof(*parents));
+        int32_t drafts = draft.count;
+        assert_int_equal(tv_drafter_draft(one, 64, 8, &draft), 0);
+        assert_int_equal(draft.count, drafts);
+        assert_memory_equal(draft.tokens, tokens, (size_t)drafts * sizeof(*tokens));
+        assert_memory_equal(draft.parents, parents, (size_t)drafts * sizeof(*parents));
+    }
+    assert_int_equal(tv_drafter_forget(one, 100000), -EINVAL);
+    tv_drafter_destroy(one);
+    tv_drafter_destroy(other);
+}
+
 /* Half of the held-out text as store, the rest replayed as if a model wrote it: every tree is
  * valid, a larger budget accepts more, and the store helps. */
 static double replay(const int32_t *text, size_t store_count, size_t from, int32_t nodes_max)
@@ -224,6 +255,7 @@ int main(void)
         cmocka_unit_test(store_does_not_run_into_context),
         cmocka_unit_test(nothing_known_is_a_root_alone),
         cmocka_unit_test(refuses_what_is_out_of_range),
+        cmocka_unit_test(what_is_forgotten_was_never_there),
         cmocka_unit_test(real_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,34 @@
+/*
+ * speculate.h - one round of a drafted tree after the other, waited for or sent ahead.
+ *
+ * Owns the tree under way and the guess behind it. Draws trees from the drafter and appends nothing
+ * to it for good: the caller does that with what a round gave.
+ */
+#ifndef TV_CLI_SPECULATE_H
+#define TV_CLI_SPECULATE_H
+
+#include "clients/c/treeverify-client.h"
+#include "clients/cli/drafter.h"
+
+/* A tree; the drafter's own arrays are gone with its next one. */
+struct tv_sent {
+    int32_t tokens[TV_CLIENT_NODES_MAX], parents[TV_CLIENT_NODES_MAX];
+    int32_t count;
+};
+
+struct tv_speculation {
+    struct tv_client_session *session; /* not owned */
+    struct tv_drafter *drafter;        /* not owned; its context is the session's text */
+    const int32_t *stop_ids;           /* [stop_count] */
+    int32_t stop_count;
+    int ahead;                 /* send a guess behind each tree */
+    struct tv_sent ran;        /* the tree of the round received last */
+    struct tv_sent sent, next; /* the tree under way, and the guess behind it */
+};
+
+/* One round of a tree of at most nodes nodes, of which left tokens are wanted (1 and more). 0; what
+ * the drafter and the client's calls return. */
+int tv_speculate(struct tv_speculation *spec, int32_t nodes, int64_t left,
+                 struct tv_client_round *ret_round, struct tv_client_problem *ret_problem);
+
+#endif
