@@ -35,9 +35,10 @@
  *     round's result, with recovered = TV_CLIENT_RESYNC;
  *   - the server has forgotten the session (restart, lease over, deleted): it is made anew from the
  *     tokens here with the same seed, the pending token handed out stays, and the round is sent
- *     again, with recovered = TV_CLIENT_RESUMED.
+ *     again, with recovered = TV_CLIENT_RESUMED;
  *   - a round is held whose proposal never arrived: it is discarded; nothing of it was handed out;
  *   - a choice that a commit or commit_prev made stays, also when the session is made anew.
+ *
  * The digest over all committed tokens is computed here too, and every answer is held against it.
  *
  * Units are in the names: _ms, _us, _s, _bytes; counts are of tokens or nodes. Token ids, lengths

@@ -3,7 +3,8 @@
     pages.py SOURCE_ROOT TREEVERIFYD [TREEVERIFY]            # compare, lint, and complete some words
     pages.py SOURCE_ROOT TREEVERIFYD [TREEVERIFY] --write    # write the pages and completions anew
 
-The options, their values, help and defaults come from --help and --print-config; the prose between is here. Pages lie in
+The options, their values, help and defaults come from --help and --print-config, the page of the C library from its
+header (library_page.py); the prose between is here. Pages lie in
 deploy/man, completions for bash and zsh in deploy/completion. Without TREEVERIFY only the daemon's.
 """
 
@@ -17,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 
+import library_page
 import roff
 from roff import Option, bold, escape, paragraph
 
 ROOT, SERVER = sys.argv[1:3]
 CLIENT = next((word for word in sys.argv[3:4] if not word.startswith("-")), None)
+HEADER = os.path.join(ROOT, "clients", "c", "treeverify-client.h")
 MAN, COMPLETION = (os.path.join(ROOT, "deploy", folder) for folder in ("man", "completion"))
 
 CLIENT_PROSE = """treeverify talks to a treeverifyd, which verifies draft token trees for remote drafters. Results go to
@@ -137,7 +140,7 @@ def client_page(commands, exits):
     page.append(roff.items("EXIT STATUS", exits))
     page.append(roff.items("ENVIRONMENT", [("TREEVERIFY_URL", "the server, when --url is not given")]))
     page.append(roff.items("FILES", [("PREFIX/share/treeverify/kjv-store.txt", "a text for --store of generate")]))
-    page.append(roff.see("treeverifyd(8)", "treeverifyd.conf(5)"))
+    page.append(roff.see("treeverifyd(8)", "treeverifyd.conf(5)", "treeverify-client(3)"))
     return "".join(page)
 
 
@@ -301,6 +304,9 @@ def wanted():
     if CLIENT:
         commands, exits = client_help()
         texts[os.path.join(MAN, "treeverify.1")] = client_page(commands, exits)
+        with open(HEADER, encoding="utf-8") as file:
+            page = library_page.page(file.read(), run(CLIENT, "--version").split()[1])
+        texts[os.path.join(MAN, "treeverify-client.3")] = page
         texts[os.path.join(COMPLETION, "treeverify")] = bash_client(commands)
         texts[os.path.join(COMPLETION, "_treeverify")] = zsh_client(commands)
     return texts

@@ -19,6 +19,7 @@ EXPECTED = {
     "share/treeverify/gen_verify_attn_refs.py": "script",
     "share/treeverify/kjv-store.txt": "text",
     "share/man/man1/treeverify.1": "text",
+    "share/man/man3/treeverify-client.3": "text",
     "share/man/man8/treeverifyd.8": "text",
     "share/man/man5/treeverifyd.conf.5": "text",
     "share/bash-completion/completions/treeverify": "text",
