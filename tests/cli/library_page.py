@@ -107,12 +107,13 @@ def page(header, version):
     out.append(".SH DESCRIPTION\n" + prose(calls.strip()) + ".PP\n" + prose(rest))
     out.append(".SH FUNCTIONS\n")
     for said, group in itertools.groupby(functions, lambda item: item[2]):
-        assert said, f"{list(group)}: no words in front of it"
         texts = [text for _, text, _ in group]
+        assert said, f"{texts}: no words in front of it"
         names = ", ".join(re.search(r"(tv_client_[a-z_]+)[(]", text)[1] for text in texts)
         shown = "\n".join(prototype(text) for text in texts)
         out.append(f".SS {roff.escape(names)}\n.nf\n{roff.escape(shown)}\n.fi\n.PP\n{prose(said)}")
-    types = [f"{prose(said) if said else ''}.nf\n{roff.escape(text)}\n.fi\n" for kind, text, said in declared if kind != "function"]
+    types = [item for item in declared if item[0] != "function"]
+    types = [f"{prose(said) if said else ''}.nf\n{roff.escape(text)}\n.fi\n" for _, text, said in types]
     out.append(".SH TYPES\n" + ".PP\n".join(types))
     out.append(".SH ERRORS\n" + roff.escape("Every call returns ") + prose(errors))
     out.append(f".SH EXAMPLE\n.nf\n{roff.escape(EXAMPLE)}\n.fi\n")
