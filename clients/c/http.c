@@ -1,5 +1,5 @@
 /*
- * http.c - one HTTP call with its deadlines and retries; the only file that talks to libcurl.
+ * http.c - one HTTP call with its deadlines and retries; with events.c alone it talks to libcurl.
  *
  * Follows no redirects, speaks nothing but http and https, and reads at most ANSWER_BYTES_MAX.
  */

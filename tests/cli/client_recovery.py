@@ -12,14 +12,13 @@ import os
 import sys
 import unittest
 
-from leash import GREEDY, SEEDED, LeashTest, joined, tree
+from leash import GREEDY, SCALE, SEEDED, LeashTest, joined, tree
 
 from fault_proxy import FaultProxy
 from proxy import ContractProxy
 
 from daemon import Daemon
 
-SCALE = float(os.environ.get("TV_TEST_SCALE", "1"))
 SEED = int(os.environ.get("TV_TEST_SEED", "20261130"))
 ROUNDS = int(sys.argv[5]) if len(sys.argv) > 5 else max(40, int(300 * SCALE))
 LENGTH = 740 if SCALE >= 1 else 80  # new tokens of a session

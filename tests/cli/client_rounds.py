@@ -12,12 +12,11 @@ import random
 import sys
 import unittest
 
-from leash import GREEDY, SEEDED, LeashTest, chain, joined, tree
+from leash import GREEDY, SCALE, SEEDED, LeashTest, chain, joined, tree
 
 from delay_proxy import DelayProxy
 from fault_proxy import FaultProxy
 
-SCALE = float(os.environ.get("TV_TEST_SCALE", "1"))
 SEED = int(os.environ.get("TV_TEST_SEED", "20261130"))
 LENGTH = 80 if SCALE >= 1 else 20
 SAMPLINGS = (GREEDY, SEEDED) if SCALE >= 1 else (SEEDED,)

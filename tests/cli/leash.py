@@ -12,6 +12,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 from daemon import Daemon
 
+SCALE = float(os.environ.get("TV_TEST_SCALE", "1"))
 GREEDY = ("greedy", 0, "-")
 SEEDED = ("target_walk", 0.8, 1234567890123456789)
 
@@ -86,7 +87,7 @@ class LeashTest(unittest.TestCase):
     def drive(self, url, retries=30, backoff_ms=1):
         return Drive(self.DRIVE, url, retries, backoff_ms)
 
-    def prompts(self, count, length=120):
+    def prompts(self, count, length=120 if SCALE >= 1 else 40):
         with open(self.TEXT, "rb") as file:
             text = file.read()
         step = (len(text) - length - 20000) // count

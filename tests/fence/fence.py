@@ -53,7 +53,7 @@ OWNERS = {
     "gnutls/": ("daemon/http/tls.c",),
     "cjson/": ("proto/json_read.c",),
     "nettle/sha": ("daemon/base/", "proto/", "clients/c/digest.c"),
-    "nettle/base64.h": ("proto/",),
+    "nettle/base64.h": ("proto/", "clients/c/rows.c"),
     "ini.h": ("daemon/config/",),
     "systemd/": ("daemon/notify.c", "daemon/base/log.c"),
     "curl/": ("clients/c/",),
