@@ -2,17 +2,20 @@
 """Verify attention over reference bundles under compute-sanitizer: every tool, every form, every bundle.
 
 usage: sanitize.py TEST_VERIFY_ATTN BUNDLE_FOLDER [--tools memcheck,racecheck,...] [--forms naive,flash,portable]
-                   [--only TEXT] [--share N] [--jobs N] [--seconds N] [--log FOLDER] [--libraries FOLDER]
+                   [--only TEXT] [--but LOG] [--share N] [--jobs N] [--seconds N] [--log FOLDER] [--libraries FOLDER]
 
-Processes of `--share` bundles, `--jobs` at a time, the cheapest first; a line for each tool, form and bundle: PASS, FAIL
-or SKIP (not started within the seconds), its process's time and the tool's own count of errors. TREEVERIFY_CUDA_LIB names the library;
-form portable is flash with bf16 bundles in the kernel that runs on every device.
+Processes of `--share` bundles, `--jobs` at a time; dear bundles have a process of their own, start first, and run
+without the naive slot beside the fast one, which form naive covers. A line for each tool, form and bundle: PASS, FAIL
+or SKIP (not started within the seconds), its process's time and the tool's own count of errors. --but leaves out what
+passed in LOG, the lines of an earlier call on the same library. TREEVERIFY_CUDA_LIB names the library; form portable
+is flash with bf16 bundles in the kernel that runs on every device.
 Exit status: 0 when every one passed, 1 when one failed or was left out.
 """
 
 import argparse
 import concurrent.futures
 import glob
+import itertools
 import os
 import re
 import signal
@@ -21,7 +24,7 @@ import sys
 import time
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-DEAR = 16 * 2100 * 100  # cost of a bundle that has a process of its own
+DEAR = 1e6  # cost of a bundle that has a process of its own
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) ")
 
 
@@ -29,6 +32,18 @@ def cost(path):
     """Work of a bundle, from its name."""
     heads, prefix, budget = map(int, re.search(r"_h(\d+)_p(\d+)_b(\d+)", path).groups())
     return heads * (prefix + budget) * budget
+
+
+def run_name(tool, form, path):
+    return f"{tool} {form} {os.path.basename(path)}"
+
+
+def passed_in(log):
+    """Names of the runs that passed in an earlier call's lines."""
+    if not log:
+        return set()
+    with open(log, encoding="utf-8") as lines:
+        return {" ".join(line.split()[1:4]) for line in lines if line.startswith("PASS ")}
 
 
 def groups(paths, most):
@@ -41,13 +56,13 @@ def groups(paths, most):
 def run(job, args, end):
     """The lines to print, and how many bundles passed."""
     tool, form, paths = job
-    names = [f"{tool} {form} {os.path.basename(path)}" for path in paths]
+    names = [run_name(tool, form, path) for path in paths]
     left = end - time.monotonic()
     if left < 1:
         return [f"SKIP {name}: no time left" for name in names], 0
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", args.program, *paths, "--backend", "cuda"]
     if form != "naive":
-        command.append("--flash")
+        command += ["--flash", "--alone"] if cost(paths[0]) >= DEAR else ["--flash"]
     if tool == "initcheck":
         command.append("--unfilled")  # poison would count as written
     env = dict(os.environ, TREEVERIFY_CUDA_PORTABLE="1" if form == "portable" else "0")
@@ -80,6 +95,7 @@ def main():
     parser.add_argument("--tools", default=",".join(TOOLS))
     parser.add_argument("--forms", default="naive,flash,portable")
     parser.add_argument("--only", default="", help="only bundles whose name matches this expression")
+    parser.add_argument("--but", metavar="LOG", help="leave out what passed there")
     parser.add_argument("--share", type=int, default=8, help="bundles of a process")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=1e6)
@@ -90,21 +106,24 @@ def main():
         os.makedirs(args.log, exist_ok=True)
     paths = [p for p in sorted(glob.glob(os.path.join(args.bundles, "*.kdtr"))) if re.search(args.only, p)]
     paths.sort(key=cost)
-    jobs = [(tool, form, group) for tool in args.tools.split(",") for form in args.forms.split(",")
-            for group in groups([path for path in paths if form != "portable" or "_bf16" in path], args.share)]
-    jobs.sort(key=lambda job: sum(map(cost, job[2])))
+    tools, done, jobs = args.tools.split(","), passed_in(args.but), []
+    for tool, form in itertools.product(tools, args.forms.split(",")):
+        mine = [path for path in paths if form != "portable" or "_bf16" in path]
+        mine = [path for path in mine if run_name(tool, form, path) not in done]
+        jobs += [(tool, form, group) for group in groups(mine, args.share)]
+    jobs.sort(key=lambda job: -max(map(cost, job[2])))
     end = time.monotonic() + args.seconds
-    passed = dict.fromkeys(args.tools.split(","), 0)
+    passed, wanted = dict.fromkeys(tools, 0), dict.fromkeys(tools, 0)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         running = {pool.submit(run, job, args, end): job for job in jobs}
         for future in concurrent.futures.as_completed(running):
             lines, ok = future.result()
             passed[running[future][0]] += ok
             print("\n".join(lines), flush=True)
-    count_all = sum(len(job[2]) for job in jobs)
-    each = count_all // len(passed)
-    print("clean: " + ", ".join(f"{tool} {count} of {each}" for tool, count in passed.items()))
-    return 0 if jobs and sum(passed.values()) == count_all else 1
+    for job in jobs:
+        wanted[job[0]] += len(job[2])
+    print("clean: " + ", ".join(f"{tool} {passed[tool]} of {wanted[tool]}" for tool in tools))
+    return 0 if jobs and passed == wanted else 1
 
 
 if __name__ == "__main__":
