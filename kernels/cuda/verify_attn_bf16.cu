@@ -49,7 +49,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < PLACES; i++) {
             ptx_mbarrier_init(ptx_shared(&l.fixed->kv_full[i]), 1);
         }
-        ptx_mbarrier_init(ptx_shared(&l.fixed->p_full), softmax_threads(b.m_tiles) - VALUE_LANES);
+        int32_t softmax = softmax_threads(b.m_tiles) - VALUE_LANES;
+        ptx_mbarrier_init(ptx_shared(&l.fixed->p_full), softmax);
+        ptx_mbarrier_init(ptx_shared(&l.fixed->sum_full), softmax);
+        ptx_mbarrier_init(ptx_shared(&l.fixed->q_taken), SCORE_LANES);
         for (int m = b.m_tiles; m < M_TILES_MAX; m++) {
             l.fixed->warp[m].moved = 0;
         }

@@ -29,11 +29,9 @@
 /* Named barriers: who arrives, then who waits. Where the word is missing, both are the same. */
 enum {
     BARRIER_MASK = 1, /* value warps; softmax warps: the ancestor sets are built */
-    BARRIER_QUERY,    /* score warps; value warp 0: the last two places are free of Q */
     BARRIER_FREE,     /* value warps; value warp 0: a place may be filled again. Taken in turn with
                          the next number, since who arrives may be one tile ahead of who waits */
     BARRIER_FREE_ODD,
-    BARRIER_SUM,     /* softmax warps; value warps: the rows' sums are written */
     BARRIER_P_EMPTY, /* value warps; softmax warps: a pair's probabilities have been used */
     BARRIER_SCORE,   /* all score warps */
     BARRIER_GROUP    /* score warps that share two m-tiles; the next number for the others */
@@ -54,6 +52,8 @@ struct __align__(16) shared_fixed
     struct shared_warp warp[SCORE_WARPS];
     uint64_t kv_full[PLACES_MAX]; /* a tile has arrived */
     uint64_t p_full;              /* a pair's probabilities are written */
+    uint64_t q_taken;             /* the last two places are free of Q */
+    uint64_t sum_full;            /* the rows' sums are written */
     int32_t count;                /* tiles of the block */
     int32_t masked;               /* first tile of the first pair to be masked */
     int32_t tree_first;           /* ... that holds tree nodes */

@@ -313,7 +313,7 @@ TV_DEVICE void score_warp(const struct tv_flash_params &p, const struct flash_bl
     w.k_lane = (ptx_shared(l.kv) + tile_piece(k_row, lane >> 3 & 1)) ^
                (uint32_t)(part * share<SHARE>::piece_bytes);
     query_load<SHARE>(q, w.lane, stage, p, b, part, m_tile, lane);
-    ptx_barrier_arrive(BARRIER_QUERY, SCORE_LANES + 32);
+    ptx_mbarrier_arrive(w.fixed + FIXED_AT(q_taken));
     if constexpr (SHARE == 2) {
         score_loop_two<PLACES>(w, p, b, l, &state, q);
     } else {
@@ -322,7 +322,7 @@ TV_DEVICE void score_warp(const struct tv_flash_params &p, const struct flash_bl
     if (SHARE == 2 || (!w.odd && !w.late)) {
         thread = ptx_thread();
         score_finish(p, b, layout_inverse(l, thread >> 5), thread >> 5, thread & 31, &state);
-        ptx_barrier_arrive(BARRIER_SUM, softmax_threads(SHARE == 2 ? 2 : 1));
+        ptx_mbarrier_arrive(w.fixed + FIXED_AT(sum_full));
     }
 }
 

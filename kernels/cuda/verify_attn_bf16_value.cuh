@@ -38,7 +38,7 @@ TV_DEVICE void fetch_first(const struct tv_flash_params &p, const CUtensorMap *m
 #pragma unroll 1
     for (int32_t k = 0; k < PLACES; k++) {
         if (k == PLACES - 2) {
-            ptx_barrier_sync(BARRIER_QUERY, SCORE_LANES + 32);
+            ptx_mbarrier_wait(ptx_shared(&l.fixed->q_taken), 0);
         }
         if (k < b.tile_end - b.tile_first) {
             fetch_tile<PLACES>(p, map, b, l, k);
@@ -229,7 +229,7 @@ TV_DEVICE void value_warp(const struct tv_flash_params &p, const CUtensorMap *ma
             ptx_barrier_arrive(BARRIER_P_EMPTY, softmax_threads(MT));
         }
     }
-    ptx_barrier_sync(BARRIER_SUM, softmax_threads(MT));
+    ptx_mbarrier_wait(fixed + FIXED_AT(sum_full), 0);
     value_finish<MT>(p, b, l, o);
 }
 
