@@ -32,10 +32,13 @@
 #define SHADOW_QUEUE_BYTES (256u << 20)
 #define QUIET_MS           1000 /* a connection without a request for this long is not in use */
 #define DRAIN_TICK_MS      20
-#define ABORT_S            5    /* after a second signal */
-#define LOST_S             4    /* from a lost device to the end of the process, at most */
-#define LOST_SERVE_MS      1000 /* of these, probes are answered at least so long */
-#define LOST_FINISH_MS     2500 /* and refusals are waited for at most so long */
+#define ABORT_S            5       /* after a second signal */
+#define LOST_S             4       /* from a lost device to the end of the process, at most */
+#define LOST_SERVE_MS      1000    /* of these, probes are answered at least so long */
+#define LOST_FINISH_MS     2500    /* and refusals are waited for at most so long */
+#define SAVE_SPARE_US      1000000 /* of a stop's time, for what follows the sessions */
+#define RESTORE_TELL_US    2000000 /* from one word about a restore to the next */
+#define RESTORE_EXTEND_US  30000000
 
 /* Written by the signal handler, which may run on any thread. */
 static atomic_int loading = 1;    /* relaxed: a signal that comes meanwhile finds either */
@@ -55,6 +58,9 @@ struct service {
     struct tv_stats stats;          /* of sched and http, until both have ended */
     int64_t watchdog_us, fed_us;    /* time between two words to the watchdog, 0: none; the last */
     int moving;                     /* what it was told */
+    int64_t started_unix_ms; /* leases count until then, and again from the end of the start */
+    int64_t restore_told_us; /* when the manager last heard that a restore goes on */
+    int64_t end_us;          /* when the alarm ends a stop; 0: it has not begun */
 };
 
 static void on_stop(int signal_number)
@@ -127,7 +133,8 @@ static int signals_init(void)
     stop_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (stop_event < 0 || sigaction(SIGTERM, &stop, NULL) != 0 ||
         sigaction(SIGINT, &stop, NULL) != 0 || sigaction(SIGALRM, &late, NULL) != 0 ||
-        sigaction(SIGHUP, &reload, NULL) != 0 || sigaction(SIGPIPE, &ignore, NULL) != 0) {
+        sigaction(SIGHUP, &reload, NULL) != 0 || sigaction(SIGPIPE, &ignore, NULL) != 0 ||
+        sigaction(SIGXFSZ, &ignore, NULL) != 0) { /* a file over a limit is an error like another */
         return -errno;
     }
     return 0;
@@ -173,16 +180,16 @@ static int exit_code_of(int rc)
     }
 }
 
-/* Where reproducers go: the configuration's word, else the system's. */
+/* Where reproducers and sessions go: the configuration's word, else the system's. */
 static void state_dir_settle(struct tv_config *config)
 {
     char *dir = config->state_dir;
     if (dir[0] == '\0' && tv_state_dir_default(dir, sizeof config->state_dir) != 0) {
         dir[0] = '\0';
         tv_log(TV_LOG_WARNING, "no state folder (state_dir): violations that shadow mode finds are "
-                               "listed without a reproducer");
+                               "listed without a reproducer, and sessions end with this process");
     } else {
-        tv_log(TV_LOG_INFO, "reproducers of violations go to %s", dir);
+        tv_log(TV_LOG_INFO, "reproducers of violations, and the sessions of a stop, go to %s", dir);
     }
 }
 
@@ -200,6 +207,18 @@ static int engine_open(struct service *service, char *error, size_t error_bytes)
         tv_main_engine_open(&service->config, &progress, &service->engine, error, error_bytes);
     tv_herald_stop(&herald);
     return code;
+}
+
+/* A restore goes on: the manager gives it more time. */
+static void on_restore(void *context)
+{
+    struct service *service = context;
+    int64_t now_us = tv_clock_us();
+    if (now_us >= service->restore_told_us + RESTORE_TELL_US) {
+        tv_notify_send("EXTEND_TIMEOUT_USEC=%lld\nSTATUS=restoring sessions",
+                       (long long)RESTORE_EXTEND_US);
+        service->restore_told_us = now_us;
+    }
 }
 
 /* 0, or the exit code; what was opened is in *service either way. */
@@ -248,6 +267,8 @@ static int service_start(struct service *service)
         return exit_code_of(rc);
     }
     tv_sched_lost_watch(service->sched, on_lost, NULL);
+    tv_sched_restore(service->sched, config->state_dir, service->started_unix_ms, on_restore,
+                     service);
     rc = tv_http_create(config, &service->sockets, service->sched, &service->stats, &service->http,
                         error, sizeof error);
     if (rc != 0) {
@@ -256,11 +277,23 @@ static int service_start(struct service *service)
     return exit_code_of(rc);
 }
 
+/* Sessions into the state folder, as long as the stop may last. */
+static void sessions_save(struct service *service)
+{
+    int64_t until_us = tv_clock_us() + service->config.snapshot_max_s * 1000000LL;
+    int64_t end_us = service->end_us - SAVE_SPARE_US;
+    tv_sched_end(service->sched);
+    tv_sched_save(service->sched, until_us < end_us ? until_us : end_us);
+}
+
 /* Reverse order of the start; every part may be missing. */
 static void service_stop(struct service *service)
 {
     if (service->http != NULL) {
         tv_http_close(service->http);
+    }
+    if (service->end_us > 0) { /* it has served, and stops in order */
+        sessions_save(service);
     }
     tv_sched_destroy(service->sched);
     tv_http_destroy(service->http);
@@ -347,6 +380,7 @@ static void drain(struct service *service)
     int64_t start_us = tv_clock_us();
     int64_t grace_us = start_us + config->drain_grace_s * 1000000LL;
     (void)alarm((unsigned int)config->drain_max_s); /* none was set before */
+    service->end_us = start_us + config->drain_max_s * 1000000LL;
     tv_notify_send("STOPPING=1\nSTATUS=draining");
     tv_sched_drain(service->sched, 1, 0);
     tv_http_drain(service->http, tv_clock_unix_ms() + config->drain_max_s * 1000LL);
@@ -366,6 +400,7 @@ static void drain(struct service *service)
     }
     if (signals >= 2) {
         (void)alarm(ABORT_S); /* replaces the longer one */
+        service->end_us = tv_clock_us() + ABORT_S * 1000000LL;
         tv_log(TV_LOG_WARNING,
                "second signal: waiting work is refused, rounds that run are finished");
     }
@@ -442,6 +477,7 @@ int main(int argc, char **argv)
 {
     static struct service service; /* large: the configuration's texts */
     char error[600] = "";
+    service.started_unix_ms = tv_clock_unix_ms();
     int rc = streams_init();
     if (rc != 0) {
         return TV_EXIT_NO_MEMORY; /* and nowhere to say it */

@@ -221,10 +221,10 @@ static void pages_evict(struct tv_cache *cache, int32_t count)
     }
 }
 
-/* Worker thread: take `count` free pages or none. What nobody holds is evicted for it, so it counts
- * as free; only when that is not enough are holders asked. */
-static int pages_take(struct tv_cache *cache, int32_t count, int32_t *pages,
-                      struct tv_cache_shortage *ret_shortage)
+/* What nobody holds is evicted for it, so it counts as free; only when that is not enough are
+ * holders asked. */
+int tv_cache_pages_take(struct tv_cache *cache, int32_t count, int32_t *pages,
+                        struct tv_cache_shortage *ret_shortage)
 {
     pthread_mutex_lock(&cache->lock);
     if (cache->free_count + cache->cached_count < count && cache->reclaim != NULL) {
@@ -399,7 +399,7 @@ int tv_cache_reserve(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t r
         return err;
     }
     int32_t *taken = seq->pages + seq->page_count;
-    err = pages_take(cache, fresh + copy, taken, ret_shortage);
+    err = tv_cache_pages_take(cache, fresh + copy, taken, ret_shortage);
     if (err != 0) {
         return err;
     }

@@ -99,6 +99,16 @@ void tv_cache_publish(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t 
  */
 void tv_cache_seq_finish(struct tv_cache *cache, struct tv_cache_seq *seq);
 
+/* restore.c. All layers of a page as bytes of host memory, [layers, page_size, row_dim]; a page
+ * that is written has one holder. 0 or what the backend said. */
+int tv_cache_page_read(struct tv_cache *cache, int32_t page, void *host);
+int tv_cache_page_write(struct tv_cache *cache, int32_t page, const void *host);
+/* Give an empty sequence len rows in pages[0..count), of which those below 0 become new ones, to be
+ * written, and the others, which somebody holds, are shared. -EINVAL; else as reserve. */
+int tv_cache_restore(struct tv_cache *cache, struct tv_cache_seq *seq, const int32_t *pages,
+                     int32_t count, int32_t len, int32_t exact,
+                     struct tv_cache_shortage *ret_shortage);
+
 /* Hold pages[0..count), which a sequence or another pin holds now, so that they are not reused and
  * their committed rows are not written until unpinned; scratch rows in them may change. Any thread
  * may unpin; pinning needs a holder that stays during the call. */

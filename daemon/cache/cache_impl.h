@@ -62,6 +62,10 @@ void tv_cache_page_ref(struct tv_cache *cache, int32_t page);
 int tv_cache_page_unref(struct tv_cache *cache, int32_t page);
 /* cache.c, worker thread, without the lock: give back a sequence's hold on one page. */
 void tv_cache_page_release(struct tv_cache *cache, int32_t page);
+/* cache.c, worker thread, without the lock: take `count` free pages, each with one holder, or none.
+ * 0, or as tv_cache_reserve. */
+int tv_cache_pages_take(struct tv_cache *cache, int32_t count, int32_t *pages,
+                        struct tv_cache_shortage *ret_shortage);
 /* cache.c: room for so many pages in the table. 0 or -ENOMEM. */
 int tv_cache_seq_grow(struct tv_cache_seq *seq, int32_t page_count);
 

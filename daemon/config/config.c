@@ -48,6 +48,8 @@ static void defaults(struct tv_config *config)
         .inline_bytes = TV_INLINE_BYTES_DEFAULT,
         .answers_bytes = 256 << 20,
         .fetch_bytes = 256 << 20,
+        .snapshot_bytes = (int64_t)32 << 30,
+        .snapshot_max_s = 20,
         .connections_max = 2048,
         .event_readers_max = 256,
         .idle_pages_s = 10,

@@ -59,6 +59,8 @@ struct tv_config {
     double shadow;   /* 0 off, 1 all, else share */
     double shadow_path;
     char state_dir[4096];
+    int64_t snapshot_bytes;             /* of the sessions kept for the next start; 0: none are */
+    int32_t snapshot_max_s;             /* of a stop, for writing them */
     char api_key_file[4096];            /* as tv_config_path takes it; so are the next two */
     char tls_cert[4096], tls_key[4096]; /* both or none */
     int32_t tls_min;                    /* 12: TLS 1.2, 13: TLS 1.3 */

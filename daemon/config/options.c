@@ -400,38 +400,6 @@ static int parse_flag(const struct tv_option *option, struct tv_config *config, 
     return 0;
 }
 
-static int parse_synthetic(const struct tv_option *option, struct tv_config *config,
-                           const char *text, char *reason, size_t reason_bytes)
-{
-    char *end = NULL;
-    (void)option; /* the only option of its type */
-    if (strcmp(text, "off") == 0) {
-        config->synthetic_weights = 0;
-        config->synthetic_seed = 0;
-        return 0;
-    }
-    errno = 0;
-    unsigned long long seed = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno == ERANGE) {
-        (void)snprintf(reason, reason_bytes, "a seed from 0 to 2^64 - 1 or off is needed");
-        return -EINVAL;
-    }
-    config->synthetic_weights = 1;
-    config->synthetic_seed = seed;
-    return 0;
-}
-
-static void print_synthetic(const struct tv_option *option, const struct tv_config *config,
-                            FILE *out)
-{
-    (void)option; /* the only option of its type */
-    if (config->synthetic_weights) {
-        (void)fprintf(out, "%llu", (unsigned long long)config->synthetic_seed);
-    } else {
-        (void)fprintf(out, "off");
-    }
-}
-
 #define AT(member)   offsetof(struct tv_config, member)
 #define TEXT(member) 0, (int64_t)sizeof((struct tv_config *)0)->member
 #define INT(name, member, low, high, help)                                                         \
@@ -492,9 +460,14 @@ static const struct tv_option table[] = {
     {"shadow_path_p", "P", "share of live rounds judged by the path oracle", parse_probability,
      print_probability, AT(shadow_path), 0, 0},
     {"state_dir", "DIR",
-     "folder for reproducers, which exists; unset: systemd's, $XDG_STATE_HOME/treeverify, "
-     "/var/lib/treeverify",
+     "folder for reproducers and for the sessions of a stop, which exists, of this daemon alone; "
+     "unset: systemd's, $XDG_STATE_HOME/treeverify, /var/lib/treeverify",
      parse_text, tv_options_print_text, AT(state_dir), TEXT(state_dir)},
+    BYTES("snapshot_bytes", snapshot_bytes, 0, (int64_t)1 << 50,
+          "size of the file in state_dir in which a stop keeps sessions for the next start; what "
+          "does not fit is named in the log; 0: sessions end with the daemon"),
+    INT("snapshot_max_s", snapshot_max_s, 0, 3600,
+        "seconds of a stop, within drain_max_s, for writing that file"),
     {"api_key_file", "FILE",
      "bearer keys, one name:scope[,scope]:secret a line (scopes verify, metrics, admin); "
      "credential:NAME is systemd's (LoadCredential=); unset: no keys, and listeners on loopback "
@@ -557,7 +530,7 @@ static const struct tv_option table[] = {
     {"synthetic_weights", "SEED|off",
      "random weights for measurements, in the shapes of the model folder's config.json, of which "
      "nothing else is read; every answer says so",
-     parse_synthetic, print_synthetic, AT(synthetic_weights), 0, 0},
+     tv_options_parse_synthetic, tv_options_print_synthetic, AT(synthetic_weights), 0, 0},
     {"synthetic_kv", "on|off",
      "with synthetic_weights: prompts are not computed, but for their last slice; their KV rows "
      "are random, so that long contexts can be measured at once",

@@ -40,6 +40,9 @@ enum tv_reload tv_options_reload(const struct tv_option *option);
 /* rates.c: synthetic_acceptance. */
 tv_option_parse tv_options_parse_rates;
 tv_option_print tv_options_print_rates;
+/* rates.c: synthetic_weights. */
+tv_option_parse tv_options_parse_synthetic;
+tv_option_print tv_options_print_synthetic;
 /* The `print` of every option whose member is a text. */
 tv_option_print tv_options_print_text;
 const struct tv_option *tv_options_table(size_t *ret_count);

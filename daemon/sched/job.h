@@ -216,6 +216,9 @@ struct tv_sched {
     pthread_mutex_t handover;
     pthread_t worker, comparer;
     int worker_started, comparer_started, conds_made;
+
+    int snapshot_dir;     /* descriptor of the folder that sessions are kept in; -1: none */
+    int32_t restore_lost; /* sessions of the last process that are not restored */
 };
 
 /* sched.c */
@@ -289,6 +292,10 @@ int tv_sched_prefix_hash(const struct tv_sched *sched, struct job *job);
  * publish: before its commit, a job that succeeds lets others find the pages it has filled. */
 int tv_sched_prefix_adopt(struct tv_sched *sched, struct job *job);
 void tv_sched_prefix_publish(struct tv_sched *sched, struct job *job);
+/* What a restored session brought along, before any call. */
+void tv_sched_prefix_offer(struct tv_sched *sched, struct tv_session *session);
+/* snapshot.c: let go of the folder. */
+void tv_sched_snapshot_finish(struct tv_sched *sched);
 
 /* pick.c: whose step is next. The worker thread, with the lock. */
 /* Take sliced calls off the queue while there is room for their progress. */

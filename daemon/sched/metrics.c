@@ -181,8 +181,13 @@ static void write_sessions(struct tv_sched *sched, struct tv_stats_text *text)
     by_label(text, "state", states, numbers, 3);
     gauge(text, "treeverify_fetch_bytes", "Bytes of rows that sessions keep to be fetched.",
           (double)tv_sessions_fetch_bytes(table));
-    counter(text, "treeverify_sessions_created_total", "Sessions created, forks included.",
-            table->created_count);
+    counter(text, "treeverify_sessions_created_total",
+            "Sessions created, forks and restored ones included.", table->created_count);
+    counter(text, "treeverify_sessions_restored_total",
+            "Of these, sessions that the last process left to this one.", table->restored_count);
+    counter(text, "treeverify_sessions_not_restored_total",
+            "Sessions that the last process left, and that could not be restored.",
+            sched->restore_lost);
     counter(text, "treeverify_sessions_closed_total",
             "Sessions closed before their lease was over.", table->closed_count);
     counter(text, "treeverify_lease_expired_total",

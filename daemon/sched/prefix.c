@@ -74,8 +74,8 @@ int tv_sched_prefix_hash(const struct tv_sched *sched, struct job *job)
     return 0;
 }
 
-/* Keys of `count` borders for calls of this job's principal; NULL: no memory. */
-static struct tv_cache_key *keys_make(const struct job *job, const struct tv_digest *borders,
+/* Keys of `count` borders for calls of this principal; NULL: no memory. */
+static struct tv_cache_key *keys_make(const char *principal, const struct tv_digest *borders,
                                       int32_t count)
 {
     static const char domain[] = "treeverify-key-name";
@@ -87,7 +87,7 @@ static struct tv_cache_key *keys_make(const struct job *job, const struct tv_dig
     }
     tv_sha256_init(&hash);
     tv_sha256_update(&hash, domain, sizeof domain);
-    tv_sha256_update(&hash, job->call->principal, strlen(job->call->principal));
+    tv_sha256_update(&hash, principal, strlen(principal));
     tv_sha256_finish(&hash, sum);
     for (int32_t i = 0; i < count; i++) {
         _Static_assert(sizeof keys->digest == sizeof borders->bytes, "a key holds a digest");
@@ -109,7 +109,7 @@ int tv_sched_prefix_adopt(struct tv_sched *sched, struct job *job)
     if (count <= 0) {
         return 0;
     }
-    struct tv_cache_key *keys = keys_make(job, job->borders, count);
+    struct tv_cache_key *keys = keys_make(job->call->principal, job->borders, count);
     if (keys == NULL) {
         return -ENOMEM;
     }
@@ -157,9 +157,22 @@ void tv_sched_prefix_publish(struct tv_sched *sched, struct job *job)
     if (end <= first) {
         return;
     }
-    struct tv_cache_key *keys = keys_make(job, borders + first, end - first);
+    struct tv_cache_key *keys = keys_make(job->call->principal, borders + first, end - first);
     if (keys != NULL) { /* without memory nobody finds them, which costs time alone */
         sched->engine->ops->publish(sched->engine, job->context, first, keys, end - first);
+        free(keys);
+    }
+}
+
+void tv_sched_prefix_offer(struct tv_sched *sched, struct tv_session *session)
+{
+    int32_t count = session->len / sched->table.params.page_size;
+    if (kept(sched) == TV_CACHE_PREFIX_OFF || count == 0) {
+        return;
+    }
+    struct tv_cache_key *keys = keys_make(session->principal, session->borders, count);
+    if (keys != NULL) { /* as above */
+        sched->engine->ops->publish(sched->engine, session->context, 0, keys, count);
         free(keys);
     }
 }

@@ -423,6 +423,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     sched->engine = engine;
     sched->shadow = shadow;
     sched->stats = stats;
+    sched->snapshot_dir = -1;
     sched->launch_us_max = launch_us_max(config, engine);
     sched->launch_rows = engine->rows_max;
     if (config->launch_rows > 0 && config->launch_rows < engine->rows_max) {
@@ -486,11 +487,8 @@ static void contexts_close(struct tv_sched *sched)
     }
 }
 
-void tv_sched_destroy(struct tv_sched *sched)
+void tv_sched_end(struct tv_sched *sched)
 {
-    if (sched == NULL) {
-        return;
-    }
     if (sched->worker_started) {
         struct tv_call *calls = NULL;
         tv_sched_lock(sched);
@@ -506,6 +504,7 @@ void tv_sched_destroy(struct tv_sched *sched)
         tv_sched_unlock(sched);
         tv_sched_calls_done(sched, calls);
         (void)pthread_join(sched->worker, NULL); /* ours and joinable */
+        sched->worker_started = 0;
     }
     if (sched->comparer_started) { /* after the worker: it waits for what it handed over */
         tv_sched_lock(sched);
@@ -513,8 +512,18 @@ void tv_sched_destroy(struct tv_sched *sched)
         (void)pthread_cond_signal(&sched->compare);
         tv_sched_unlock(sched);
         (void)pthread_join(sched->comparer, NULL);
+        sched->comparer_started = 0;
     }
     sched->engine->between = NULL;
+}
+
+void tv_sched_destroy(struct tv_sched *sched)
+{
+    if (sched == NULL) {
+        return;
+    }
+    tv_sched_end(sched);
+    tv_sched_snapshot_finish(sched);
     contexts_close(sched); /* the worker is gone: nobody else calls the engine */
     tv_sessions_finish(&sched->table);
     tv_sched_accounts_free(sched);

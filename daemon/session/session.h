@@ -127,6 +127,7 @@ struct tv_session {
     int busy;            /* an operation is queued or running */
     int32_t holds;       /* comparisons of it under way: it does not expire */
     int gone;            /* deleted or expired: out of the table */
+    int restored;        /* it was another process's: its clients know an older epoch */
     int32_t running_seq; /* of that operation; 0: it takes no seq */
     uint8_t running_hash[32];
     void *operation; /* sched/'s; valid while busy */
@@ -197,6 +198,7 @@ struct tv_sessions {
     int32_t count; /* live ones and those being created */
     /* Since the start: published; removed by somebody; removed because their lease was over. */
     int64_t created_count, closed_count, expired_count;
+    int64_t restored_count;  /* of the published, those that a snapshot had */
     struct tv_session *gone; /* idle and out of the table; the worker closes and destroys them */
     struct tv_session_tomb *tombs; /* [TV_SESSION_EXPIRED_MAX], owned; a ring */
     int32_t tomb_count, tomb_next;
@@ -223,6 +225,10 @@ int tv_sessions_fork(struct tv_sessions *table, const struct tv_session *parent,
                      const struct tv_request *request, struct tv_session **ret_session);
 /* The prompt is in its context: everybody may find it from now on. */
 void tv_sessions_publish(struct tv_sessions *table, struct tv_session *session, int64_t now_us);
+/* One that a snapshot had, with its context: everybody may find it, for left_ms or its lease. 0;
+ * -EEXIST: its id is known; -EBUSY: sessions_max. The caller's on failure. */
+int tv_sessions_restore(struct tv_sessions *table, struct tv_session *session, int64_t left_ms,
+                        int64_t now_us);
 /* The create failed: back to nothing. The context goes the way of the gone. */
 void tv_sessions_discard(struct tv_sessions *table, struct tv_session *session);
 

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "session/internal.h"
 
 /* 16 random bytes as 22 characters of base64url, without padding. */
 static void id_write(char *id, const uint8_t bytes[16])
@@ -109,22 +110,11 @@ static int sampling_settle(struct tv_sampling_state *state, const struct tv_requ
     return tv_random_bytes(&state->seed, sizeof state->seed);
 }
 
-/* One with nothing but an id, an owner and a first round; not counted yet. */
-static int session_make(struct tv_sessions *table, const char *principal,
-                        struct tv_session **ret_session)
+int tv_session_blank(const struct tv_sessions *table, struct tv_session **ret_session)
 {
-    uint8_t random[16];
-    if (table->count >= table->params.sessions_max) {
-        return -EBUSY;
-    }
     struct tv_session *session = calloc(1, sizeof *session);
     if (session == NULL) {
         return -ENOMEM;
-    }
-    int rc = tv_random_bytes(random, sizeof random);
-    if (rc != 0) {
-        free(session);
-        return rc;
     }
     session->table = table;
     session->next_seq = 1;
@@ -132,6 +122,26 @@ static int session_make(struct tv_sessions *table, const char *principal,
     if (session->feed == NULL) {
         free(session);
         return -ENOMEM;
+    }
+    *ret_session = session;
+    return 0;
+}
+
+/* One with nothing but an id, an owner and a first round; not counted yet. */
+static int session_make(struct tv_sessions *table, const char *principal,
+                        struct tv_session **ret_session)
+{
+    uint8_t random[16];
+    struct tv_session *session = NULL;
+    if (table->count >= table->params.sessions_max) {
+        return -EBUSY;
+    }
+    int rc = tv_random_bytes(random, sizeof random);
+    if (rc == 0) {
+        rc = tv_session_blank(table, &session);
+    }
+    if (rc != 0) {
+        return rc;
     }
     id_write(session->id, random);
     (void)strncpy(session->principal, principal, sizeof session->principal - 1);
@@ -207,13 +217,46 @@ int tv_sessions_fork(struct tv_sessions *table, const struct tv_session *parent,
     return 0;
 }
 
-void tv_sessions_publish(struct tv_sessions *table, struct tv_session *session, int64_t now_us)
+static void enter(struct tv_sessions *table, struct tv_session *session)
 {
     struct tv_session **bucket = bucket_of(table, session->id);
     session->next = *bucket;
     *bucket = session;
     table->created_count++;
+}
+
+void tv_sessions_publish(struct tv_sessions *table, struct tv_session *session, int64_t now_us)
+{
+    enter(table, session);
     tv_session_renew(session, 0, now_us);
+}
+
+int tv_sessions_restore(struct tv_sessions *table, struct tv_session *session, int64_t left_ms,
+                        int64_t now_us)
+{
+    for (const struct tv_session *one = *bucket_of(table, session->id); one != NULL;
+         one = one->next) {
+        if (strcmp(one->id, session->id) == 0) {
+            return -EEXIST;
+        }
+    }
+    if (table->count >= table->params.sessions_max) {
+        return -EBUSY;
+    }
+    int64_t lease_ms = (int64_t)session->lease_s * 1000;
+    left_ms = left_ms < lease_ms ? left_ms : lease_ms; /* the wall clock may have been set */
+    table->count++;
+    table->restored_count++;
+    enter(table, session);
+    session->restored = 1;
+    session->idle_us = now_us;
+    session->lease_expires_us = now_us + left_ms * 1000;
+    session->lease_expires_unix_ms = tv_clock_unix_ms() + left_ms;
+    tv_feed_note_set(session->feed, session->lease_expires_unix_ms);
+    if (session->next_seq > 1) { /* who followed it is told that he has missed these */
+        tv_feed_push(session->feed, session->next_seq - 1, NULL, 0);
+    }
+    return 0;
 }
 
 static void gone_push(struct tv_sessions *table, struct tv_session *session)

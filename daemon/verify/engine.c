@@ -85,6 +85,38 @@ static int context_fork(struct tv_engine *engine, const struct tv_context *conte
     return 0;
 }
 
+static const struct tv_cache_seq *context_seq(const struct tv_context *context)
+{
+    return &context->seq;
+}
+
+static int context_restore(struct tv_engine *engine, const struct tv_cache_seq *like,
+                           struct tv_context **ret_context, struct tv_cache_shortage *ret_shortage)
+{
+    struct tv_context *context = calloc(1, sizeof *context);
+    if (context == NULL) {
+        return -ENOMEM;
+    }
+    int rc = tv_cache_restore(engine->cache, &context->seq, like->pages, like->page_count,
+                              like->len, like->exact, ret_shortage);
+    if (rc != 0) {
+        context_close(engine, context);
+        return rc;
+    }
+    *ret_context = context;
+    return 0;
+}
+
+static int page_read(struct tv_engine *engine, int32_t page, void *host)
+{
+    return tv_cache_page_read(engine->cache, page, host);
+}
+
+static int page_write(struct tv_engine *engine, int32_t page, const void *host)
+{
+    return tv_cache_page_write(engine->cache, page, host);
+}
+
 int tv_engine_tokens_check(const struct tv_engine *engine, const int32_t *tokens, int32_t count)
 {
     for (int32_t i = 0; i < count; i++) {
@@ -380,6 +412,10 @@ static const struct tv_engine_ops engine_ops = {
     .fork = context_fork,
     .adopt = context_adopt,
     .publish = context_publish,
+    .context_seq = context_seq,
+    .restore = context_restore,
+    .page_read = page_read,
+    .page_write = page_write,
     .prefill = tv_engine_prefill,
     .prefill_hidden = tv_engine_prefill_hidden,
     .verify = engine_verify,

@@ -13,6 +13,7 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
                                     .architecture = "none",
                                     .weights_dtype = "none",
                                     .kv_dtype = "none",
+                                    .backend = "none",
                                     .variant = "none",
                                     .device_allocations = -1,
                                     .prefix = TV_CACHE_PREFIX_OFF};
@@ -36,10 +37,12 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
         const struct tv_cache_params *params = tv_cache_params(engine->cache);
         facts.kv_dtype = params->dtype == TV_F32 ? "f32" : "bf16";
         facts.prefix = params->prefix;
+        facts.pages = params;
         facts.kv_bytes = params->pages * params->page_size * params->row_dim * params->layers *
                          (params->dtype == TV_F32 ? 4 : 2);
     }
     if (engine->kernels != NULL) {
+        facts.backend = engine->kernels->name;
         facts.variant = engine->kernels->variant;
         if (engine->kernels->allocations != NULL) {
             facts.device_allocations = (int64_t)(engine->kernels->allocations(engine->kernels) -

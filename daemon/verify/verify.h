@@ -109,6 +109,14 @@ struct tv_engine_ops {
                  const struct tv_cache_key *keys, int32_t count);
     void (*publish)(struct tv_engine *engine, struct tv_context *context, int32_t first,
                     const struct tv_cache_key *keys, int32_t count);
+    /* Rows as bytes, for a snapshot; NULL, all four, in engines whose contexts have none. seq:
+     * where a context's rows are. restore: a context of len rows in pages, as tv_cache_restore.
+     * page_read and page_write as tv_cache_page_read and tv_cache_page_write. */
+    const struct tv_cache_seq *(*context_seq)(const struct tv_context *context);
+    int (*restore)(struct tv_engine *engine, const struct tv_cache_seq *like,
+                   struct tv_context **ret_context, struct tv_cache_shortage *ret_shortage);
+    int (*page_read)(struct tv_engine *engine, int32_t page, void *host);
+    int (*page_write)(struct tv_engine *engine, int32_t page, const void *host);
     /* Append `count` (<= prefill_rows) known tokens as KV. When `rule` is not NULL, also draw the
      * next token from the last row into *ret_drawn. 0; -ENOSPC with *ret_shortage; -EDOM for a
      * non-finite logit; -EIO. On failure the context is as before. */
@@ -161,10 +169,11 @@ struct tv_engine_facts {
     const char *name, *architecture, *weights_dtype; /* of the model; "fixed" and "none" without */
     int32_t layers, heads;
     uint8_t model_id[32];
-    const uint8_t *tokenizer_sha256; /* [32], or NULL */
-    const char *kv_dtype;            /* of the cache; "none" without */
+    const uint8_t *tokenizer_sha256;     /* [32], or NULL */
+    const char *kv_dtype;                /* of the cache; "none" without */
+    const struct tv_cache_params *pages; /* how rows lie; NULL without a cache */
     enum tv_cache_prefix prefix;
-    const char *variant;             /* of the backend; "none" without */
+    const char *backend, *variant;   /* of the kernels; "none" without */
     int64_t kv_bytes, weights_bytes; /* of the pool; of the model */
     int weights_apart;  /* in a device's own memory: only the worker may copy from it */
     unsigned synthetic; /* TV_SYNTHETIC_ bits */

@@ -67,3 +67,13 @@ const struct tv_cache_seq *tv_fixed_engine_seq(const struct tv_context *context)
 {
     return &context->seq;
 }
+
+int tv_fixed_page_read(struct tv_engine *engine, int32_t page, void *host)
+{
+    return tv_cache_page_read(engine->cache, page, host);
+}
+
+int tv_fixed_page_write(struct tv_engine *engine, int32_t page, const void *host)
+{
+    return tv_cache_page_write(engine->cache, page, host);
+}

@@ -1,0 +1,193 @@
+/*
+ * snapshot_file.c - where a snapshot lies: written whole or not at all, read once.
+ *
+ * Refuses to read what somebody else could have written, through whatever name, and to leave half a
+ * file where the next start would look.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "session/snapshot.h"
+
+#define NAME         "sessions.snapshot"
+#define NAME_NEW     "sessions.snapshot.new"
+#define NAME_READING "sessions.snapshot.reading"
+#define NAME_REFUSED "sessions.snapshot.refused"
+/* So much at most waits for the disk: what time is left is judged by what the disk has taken. */
+#define SYNC_BYTES (64u << 20)
+
+int tv_snapshot_dir_open(const char *path, int *ret_dir)
+{
+    int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0) {
+        return -errno;
+    }
+    if (flock(dir, LOCK_EX | LOCK_NB) != 0) {
+        int rc = -errno;
+        (void)close(dir); /* nothing was written */
+        return rc;
+    }
+    *ret_dir = dir;
+    return 0;
+}
+
+int tv_snapshot_file_create(int dir, struct tv_snapshot_file *ret_file)
+{
+    *ret_file = (struct tv_snapshot_file){.dir = dir, .fd = -1};
+    if (unlinkat(dir, NAME_NEW, 0) != 0 && errno != ENOENT) {
+        return -errno;
+    }
+    ret_file->fd = openat(dir, NAME_NEW, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
+                          S_IRUSR | S_IWUSR);
+    return ret_file->fd < 0 ? -errno : 0;
+}
+
+int tv_snapshot_file_append(struct tv_snapshot_file *file, const void *data, size_t bytes)
+{
+    const char *at = data;
+    while (bytes > 0) {
+        ssize_t wrote = write(file->fd, at, bytes);
+        if (wrote < 0 && errno == EINTR) {
+            continue;
+        }
+        if (wrote <= 0) {
+            return wrote < 0 ? -errno : -EIO;
+        }
+        at += wrote;
+        bytes -= (size_t)wrote;
+        file->at += (uint64_t)wrote;
+    }
+    if (file->at - file->synced >= SYNC_BYTES) {
+        if (fdatasync(file->fd) != 0) {
+            return -errno;
+        }
+        file->synced = file->at;
+    }
+    return 0;
+}
+
+int tv_snapshot_file_cut(struct tv_snapshot_file *file, uint64_t at)
+{
+    if (ftruncate(file->fd, (off_t)at) != 0 || lseek(file->fd, (off_t)at, SEEK_SET) < 0) {
+        return -errno;
+    }
+    file->at = at;
+    file->synced = file->synced < at ? file->synced : at;
+    return 0;
+}
+
+void tv_snapshot_file_abandon(struct tv_snapshot_file *file)
+{
+    if (file->fd >= 0) {
+        (void)close(file->fd); /* its bytes are not wanted */
+        (void)unlinkat(file->dir, NAME_NEW, 0);
+        file->fd = -1;
+    }
+}
+
+int tv_snapshot_file_finish(struct tv_snapshot_file *file)
+{
+    int rc = fsync(file->fd) != 0 ? -errno : 0;
+    if (rc == 0) {
+        rc = close(file->fd) != 0 ? -errno : 0;
+        file->fd = -1;
+    }
+    if (rc == 0 && renameat(file->dir, NAME_NEW, file->dir, NAME) != 0) {
+        rc = -errno;
+    }
+    if (rc == 0 && fsync(file->dir) != 0) {
+        rc = -errno;
+    }
+    if (rc != 0) {
+        tv_snapshot_file_abandon(file);
+        (void)unlinkat(file->dir, NAME_NEW, 0); /* where it was closed before */
+    }
+    return rc;
+}
+
+static int source_read(void *context, uint64_t offset, void *to, size_t bytes)
+{
+    const struct tv_snapshot_file *file = context;
+    char *at = to;
+    while (bytes > 0) {
+        ssize_t got = pread(file->fd, at, bytes, (off_t)offset);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) { /* shorter than it was */
+            return got < 0 ? -errno : -EIO;
+        }
+        at += got;
+        offset += (uint64_t)got;
+        bytes -= (size_t)got;
+    }
+    return 0;
+}
+
+/* NULL, or what is wrong with who may have written it. */
+static const char *owner_wrong(const struct stat *info)
+{
+    if (!S_ISREG(info->st_mode)) {
+        return "it is no plain file";
+    }
+    if (info->st_uid != geteuid() && info->st_uid != 0) {
+        return "it belongs to another user";
+    }
+    return (info->st_mode & (S_IWGRP | S_IWOTH)) != 0 ? "others may write it" : NULL;
+}
+
+static int set_aside(int dir, const char *name)
+{
+    return renameat(dir, name, dir, NAME_REFUSED) == 0 ? 0 : -errno;
+}
+
+int tv_snapshot_file_open(int dir, struct tv_snapshot_file *ret_file,
+                          struct tv_snapshot_source *ret_source, char *error, size_t error_bytes)
+{
+    struct stat info;
+    *ret_file = (struct tv_snapshot_file){.dir = dir, .fd = -1};
+    (void)unlinkat(dir, NAME_NEW, 0); /* a stop that did not come to its end */
+    if (set_aside(dir, NAME_READING) == 0) {
+        (void)snprintf(error, error_bytes,
+                       "an earlier start did not come to the end of it; it is not tried again");
+        return -EPERM;
+    }
+    if (renameat(dir, NAME, dir, NAME_READING) != 0) {
+        return -errno;
+    }
+    /* NONBLOCK: a pipe of that name must not hold the start */
+    ret_file->fd = openat(dir, NAME_READING, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const char *wrong = NULL;
+    if (ret_file->fd < 0 || fstat(ret_file->fd, &info) != 0) {
+        wrong = errno == ELOOP ? "it is a link" : strerror(errno);
+    } else {
+        wrong = owner_wrong(&info);
+    }
+    if (wrong != NULL) {
+        (void)snprintf(error, error_bytes, "%s", wrong);
+        tv_snapshot_file_close(ret_file, 1);
+        return -EPERM;
+    }
+    *ret_source = (struct tv_snapshot_source){
+        .read = source_read, .context = ret_file, .size = (uint64_t)info.st_size};
+    return 0;
+}
+
+void tv_snapshot_file_close(struct tv_snapshot_file *file, int keep)
+{
+    if (file->fd >= 0) {
+        (void)close(file->fd); /* was only read */
+        file->fd = -1;
+    }
+    if (keep) {
+        (void)set_aside(file->dir, NAME_READING); /* else the next start does it */
+    } else {
+        (void)unlinkat(file->dir, NAME_READING, 0); /* the same */
+    }
+    (void)fsync(file->dir); /* a crash may bring it back; then it is refused as read before */
+}
