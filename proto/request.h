@@ -41,6 +41,8 @@ enum tv_call_kind {
     TV_CALL_HEALTH,           /* GET    /healthz and aliases */
     TV_CALL_READY,            /* GET    /readyz?deep=1 and alias */
     TV_CALL_STATUS,           /* GET    /v1/admin/status */
+    TV_CALL_DRAIN,            /* POST   /v1/admin/drain */
+    TV_CALL_UNDRAIN,          /* POST   /v1/admin/undrain */
     TV_CALL_PAGE,             /* GET    / of the admin listener */
 };
 

@@ -283,6 +283,8 @@ void tv_encode_ready(struct tv_buf *buf, int ready, const struct tv_ready_check 
                      int32_t count);
 void tv_encode_parity_report(struct tv_buf *buf, const struct tv_parity_report *report);
 void tv_encode_status(struct tv_buf *buf, const struct tv_status_info *info);
+/* Of both /v1/admin/drain and undrain: how it is now, and what is left to end. */
+void tv_encode_drain(struct tv_buf *buf, int draining, int32_t sessions, int32_t in_flight);
 void tv_encode_parity_totals(struct tv_buf *buf, const struct tv_parity_totals *totals);
 /* `instance` is the request id; report: parity-mismatch only (its members join), else NULL. */
 void tv_encode_problem(struct tv_buf *buf, const struct tv_problem *problem, const char *instance,

@@ -1,6 +1,6 @@
 /*
- * response_status.c - the answer of GET /v1/admin/status: sessions of every principal and the trees
- * that were verified last.
+ * response_status.c - the answers under /v1/admin: sessions of every principal and the trees that
+ * were verified last (status), and whether the server takes new sessions (drain, undrain).
  *
  * Owns the order and presence of members; what stands in them was copied before by the caller.
  */
@@ -77,4 +77,11 @@ void tv_encode_status(struct tv_buf *buf, const struct tv_status_info *info)
         write_tree(buf, &info->trees[i]);
     }
     tv_write_raw(buf, "]}");
+}
+
+void tv_encode_drain(struct tv_buf *buf, int draining, int32_t sessions, int32_t in_flight)
+{
+    tv_write_raw(buf, "{\"draining\":");
+    tv_write_flag(buf, draining);
+    tv_buf_printf(buf, ",\"sessions\":%d,\"in_flight\":%d}", (int)sessions, (int)in_flight);
 }

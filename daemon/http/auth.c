@@ -22,6 +22,8 @@ static int scope_of(enum tv_call_kind kind)
         return TV_SCOPE_METRICS;
     case TV_CALL_PARITY_VIOLATION:
     case TV_CALL_STATUS:
+    case TV_CALL_DRAIN:
+    case TV_CALL_UNDRAIN:
         return TV_SCOPE_ADMIN;
     default:
         return TV_SCOPE_VERIFY;

@@ -14,6 +14,8 @@
 #include "base/random.h"
 #include "sched/job.h"
 
+#define CLOSED_RETRY_S 10 /* a server that is being emptied is not back before */
+
 /* A top_p above 0 stays above 0, so that what the decoder took is not refused later. */
 static float share_narrow(double share)
 {
@@ -133,6 +135,23 @@ int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
     return code == TV_OK ? 0 : -EINVAL;
 }
 
+/* Work that belongs to no open session; a fork becomes a session too. A comparison is none: an
+ * admin may want to see one before the server is taken back. */
+static int is_new(const struct job *job)
+{
+    const struct tv_request *request = &job->call->request;
+    switch (request->kind) {
+    case TV_CALL_CREATE:
+    case TV_CALL_FORK:
+    case TV_CALL_ONESHOT:
+        return 1;
+    case TV_CALL_SCORE:
+        return request->session[0] == '\0';
+    default:
+        return 0;
+    }
+}
+
 /* Is there room for one more call? */
 static int admission(struct tv_sched *sched, struct job *job, struct tv_problem *problem)
 {
@@ -142,6 +161,10 @@ static int admission(struct tv_sched *sched, struct job *job, struct tv_problem 
         tv_problem_set(problem, TV_OVERLOADED, NULL, "no memory for an account");
     } else if (sched->refusing || sched->lost) {
         tv_problem_set(problem, tv_sched_end_code(sched), NULL, "%s", tv_sched_end_text(sched));
+    } else if (sched->closed && is_new(job)) {
+        tv_problem_set(problem, TV_DRAINING, NULL,
+                       "the server is being emptied: open sessions go on, others go elsewhere");
+        problem->retry_after_s = CLOSED_RETRY_S;
     } else if (sched->queue_count >= sched->config->queue_max) {
         tv_problem_set(problem, TV_OVERLOADED, NULL, "%d calls are waiting", sched->queue_count);
         problem->retry_after_s = 1;

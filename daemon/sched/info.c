@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "sched/job.h"
 #include "sched/version.h"
 
@@ -133,7 +134,10 @@ int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
                   "in the engine for %lld ms, %lld ms without progress; %d calls wait",
                   (long long)(age_us / 1000), (long long)(stalled_us / 1000), sched->queue_count);
     }
-    check_set(&checks[4], "draining", !sched->draining, "%s", sched->draining ? "yes" : "no");
+    check_set(&checks[4], "draining", !sched->draining && !sched->closed, "%s",
+              sched->draining ? "yes"
+              : sched->closed ? "by an admin; open sessions go on"
+                              : "no");
     for (int i = 0; i < TV_SCHED_CHECKS; i++) {
         ready = ready && checks[i].ok;
     }
@@ -229,10 +233,42 @@ static void answer_violation(struct tv_sched *sched, struct tv_call *call)
     }
 }
 
+/* An admin empties the server, or takes it back; what ends by a signal stays ended. */
+static void answer_drain(struct tv_sched *sched, struct tv_call *call)
+{
+    int closed = call->request.kind == TV_CALL_DRAIN;
+    struct tv_buf body;
+    tv_sched_lock(sched);
+    int stops = sched->draining || sched->lost;
+    int changed = !stops && sched->closed != closed;
+    if (changed) {
+        sched->closed = closed;
+    }
+    int32_t sessions = sched->table.count, in_flight = sched->in_flight;
+    tv_sched_unlock(sched);
+    if (stops) {
+        tv_sched_reply_refuse(call, TV_DRAINING, NULL, "the server ends");
+        return;
+    }
+    if (changed) {
+        tv_log(TV_LOG_INFO, "%s%s%s: %s; %d sessions are open", closed ? "drain" : "undrain",
+               call->principal[0] != '\0' ? " by " : "", call->principal,
+               closed ? "not ready, and no new session is taken" : "ready for new sessions again",
+               sessions);
+    }
+    tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
+    tv_encode_drain(&body, closed, sessions, in_flight);
+    tv_sched_reply_set(call, 200, &body);
+}
+
 int tv_sched_answer_info(struct tv_sched *sched, struct tv_call *call)
 {
     struct tv_buf body;
     switch (call->request.kind) {
+    case TV_CALL_DRAIN:
+    case TV_CALL_UNDRAIN:
+        answer_drain(sched, call);
+        break;
     case TV_CALL_READY:
         return answer_ready(sched, call);
     case TV_CALL_MODEL:

@@ -174,6 +174,7 @@ struct tv_sched {
     struct job *compare_queue; /* parity cases for the comparer; linked by parity->next */
     int32_t in_flight;         /* calls that submit returned 1 for and that are not done */
     int draining, refusing;    /* drain: not ready; new work is refused too */
+    int closed;                /* by an admin: not ready, and only open sessions go on */
     atomic_int parity_stop;    /* as refusing, for path oracles; relaxed, set under the lock */
     int stopping, compare_stopping;
     int worker_alive;

@@ -200,6 +200,8 @@ int tv_sched_submit(struct tv_sched *sched, struct tv_call *call)
     case TV_CALL_HEALTH:
     case TV_CALL_READY:
     case TV_CALL_STATUS:
+    case TV_CALL_DRAIN:
+    case TV_CALL_UNDRAIN:
         return tv_sched_answer_info(sched, call);
     case TV_CALL_PAGE: /* the listeners have it */
         tv_sched_reply_refuse(call, TV_NOT_FOUND, NULL, "no such page");

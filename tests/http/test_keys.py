@@ -20,7 +20,7 @@ SECRETS = {
 }
 SCOPES = {"alice": "verify", "bob": "verify", "meter": "metrics", "root": "verify,metrics,admin"}
 OPEN = ("/healthz", "/livez", "/health", "/v1/health", "/v2/health/live", "/readyz", "/v2/health/ready", "/")
-ADMIN_ONLY = ("/", "/v1/admin/status")
+ADMIN_ONLY = ("/", "/v1/admin/status", "/v1/admin/drain", "/v1/admin/undrain")
 
 
 def key_text(**more):
@@ -76,17 +76,15 @@ class KeysTest(unittest.TestCase):
     def scope_of(self, path):
         if path in OPEN:
             return None
-        return {
-            "/metrics": "metrics",
-            "/v1/parity/violations/{n}": "admin",
-            "/v1/admin/status": "admin",
-        }.get(path, "verify")
+        if path.startswith("/v1/admin/"):
+            return "admin"
+        return {"/metrics": "metrics", "/v1/parity/violations/{n}": "admin"}.get(path, "verify")
 
     def test_every_path(self):
         with self.daemon() as daemon:
             tried = 0
             for method, path, target in self.operations():
-                body = {} if method == "POST" else None
+                body = {} if method == "POST" and not path.startswith("/v1/admin/") else None
                 scope = self.scope_of(path)
                 for admin in (False, True):
                     for name in (None, "nobody", *SECRETS):
