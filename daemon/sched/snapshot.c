@@ -15,7 +15,6 @@
 #include "base/log.h"
 #include "sched/job.h"
 #include "sched/version.h"
-#include "session/snapshot.h"
 
 #define NAMED_MAX 64 /* sessions that the log names one by one */
 

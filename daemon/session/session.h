@@ -365,4 +365,6 @@ int tv_session_view(const struct tv_session *session, int32_t tail_from,
 void tv_session_explain(const struct tv_session *session, int32_t tail_from,
                         struct tv_problem *problem);
 
+#include "session/snapshot.h" /* the same module's, and seen through this header by others */
+
 #endif

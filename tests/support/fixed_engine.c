@@ -183,24 +183,6 @@ static int fixed_fork(struct tv_engine *engine, const struct tv_context *context
     return 0;
 }
 
-static int fixed_restore(struct tv_engine *engine, const struct tv_cache_seq *like,
-                         struct tv_context **ret_context, struct tv_cache_shortage *ret_shortage)
-{
-    struct tv_context *context = NULL;
-    int rc = fixed_context_open(engine, &context);
-    if (rc == 0) {
-        rc = tv_cache_restore(engine->cache, &context->seq, like->pages, like->page_count,
-                              like->len, like->exact, ret_shortage);
-    }
-    if (rc != 0) {
-        fixed_context_close(engine, context);
-        return rc;
-    }
-    context->len = like->len;
-    *ret_context = context;
-    return 0;
-}
-
 static int fixed_adopt(struct tv_engine *engine, struct tv_context *context,
                        const struct tv_cache_key *keys, int32_t count)
 {
@@ -478,7 +460,7 @@ static const struct tv_engine_ops fixed_ops = {
     .verify = fixed_verify,
     .self_test = fixed_self_test,
     .context_seq = tv_fixed_engine_seq,
-    .restore = fixed_restore,
+    .restore = tv_fixed_restore,
     .page_read = tv_fixed_page_read,
     .page_write = tv_fixed_page_write,
     .destroy = fixed_destroy,

@@ -68,6 +68,24 @@ const struct tv_cache_seq *tv_fixed_engine_seq(const struct tv_context *context)
     return &context->seq;
 }
 
+int tv_fixed_restore(struct tv_engine *engine, const struct tv_cache_seq *like,
+                     struct tv_context **ret_context, struct tv_cache_shortage *ret_shortage)
+{
+    struct tv_context *context = NULL;
+    int rc = engine->ops->context_open(engine, &context);
+    if (rc == 0) {
+        rc = tv_cache_restore(engine->cache, &context->seq, like->pages, like->page_count,
+                              like->len, like->exact, ret_shortage);
+    }
+    if (rc != 0) {
+        engine->ops->context_close(engine, context);
+        return rc;
+    }
+    context->len = like->len;
+    *ret_context = context;
+    return 0;
+}
+
 int tv_fixed_page_read(struct tv_engine *engine, int32_t page, void *host)
 {
     return tv_cache_page_read(engine->cache, page, host);

@@ -27,7 +27,9 @@ int tv_fixed_rows_settle(const struct tv_engine *engine, struct tv_context *cont
 /* The same for all rows of a prefill. */
 int tv_fixed_rows_prefilled(const struct tv_engine *engine, struct tv_context *context,
                             int32_t count);
-/* As tv_cache_page_read and tv_cache_page_write; with pages alone. */
+/* Of struct tv_engine_ops; with pages alone. */
+int tv_fixed_restore(struct tv_engine *engine, const struct tv_cache_seq *like,
+                     struct tv_context **ret_context, struct tv_cache_shortage *ret_shortage);
 int tv_fixed_page_read(struct tv_engine *engine, int32_t page, void *host);
 int tv_fixed_page_write(struct tv_engine *engine, int32_t page, const void *host);
 
