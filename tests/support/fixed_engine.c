@@ -183,14 +183,6 @@ static int fixed_fork(struct tv_engine *engine, const struct tv_context *context
     return 0;
 }
 
-static int fixed_adopt(struct tv_engine *engine, struct tv_context *context,
-                       const struct tv_cache_key *keys, int32_t count)
-{
-    int rc = tv_cache_adopt(engine->cache, &context->seq, keys, count);
-    context->len = context->seq.len;
-    return rc;
-}
-
 static void fixed_publish(struct tv_engine *engine, struct tv_context *context, int32_t first,
                           const struct tv_cache_key *keys, int32_t count)
 {
@@ -454,7 +446,7 @@ static const struct tv_engine_ops fixed_ops = {
     .truncate = fixed_truncate,
     .settle = fixed_settle,
     .fork = fixed_fork,
-    .adopt = fixed_adopt,
+    .adopt = tv_fixed_adopt,
     .publish = fixed_publish,
     .prefill = fixed_prefill,
     .verify = fixed_verify,

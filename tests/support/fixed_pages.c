@@ -68,6 +68,14 @@ const struct tv_cache_seq *tv_fixed_engine_seq(const struct tv_context *context)
     return &context->seq;
 }
 
+int tv_fixed_adopt(struct tv_engine *engine, struct tv_context *context,
+                   const struct tv_cache_key *keys, int32_t count)
+{
+    int rc = tv_cache_adopt(engine->cache, &context->seq, keys, count);
+    context->len = context->seq.len;
+    return rc;
+}
+
 int tv_fixed_restore(struct tv_engine *engine, const struct tv_cache_seq *like,
                      struct tv_context **ret_context, struct tv_cache_shortage *ret_shortage)
 {

@@ -28,6 +28,8 @@ int tv_fixed_rows_settle(const struct tv_engine *engine, struct tv_context *cont
 int tv_fixed_rows_prefilled(const struct tv_engine *engine, struct tv_context *context,
                             int32_t count);
 /* Of struct tv_engine_ops; with pages alone. */
+int tv_fixed_adopt(struct tv_engine *engine, struct tv_context *context,
+                   const struct tv_cache_key *keys, int32_t count);
 int tv_fixed_restore(struct tv_engine *engine, const struct tv_cache_seq *like,
                      struct tv_context **ret_context, struct tv_cache_shortage *ret_shortage);
 int tv_fixed_page_read(struct tv_engine *engine, int32_t page, void *host);
