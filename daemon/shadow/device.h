@@ -7,7 +7,10 @@
 #include "shadow/round.h"
 
 #define TV_SHADOW_EXTENTS_MAX 32
-#define TV_SHADOW_BLOCKS      16 /* of the oracle at a time: most of the device stays the rounds' */
+/* Of the oracle at a time. A live kernel that needs whole processors waits for the oracle's blocks
+ * there, whatever its priority, and how long does not depend on how many there are: the sooner a
+ * layer is judged the better. Each block ends after two heads of one node. */
+#define TV_SHADOW_BLOCKS 264
 
 /* Where a round's copies are in its part of the arena: a stride for every layer with q at its
  * beginning, and behind them the committed rows [layers, count]. All in bytes. */

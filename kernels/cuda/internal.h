@@ -74,6 +74,11 @@ int tv_cuda_verify_attn_naive(struct tv_kernels *k, const struct tv_verify_attn 
 size_t tv_cuda_verify_attn_naive_workspace(const struct tv_kernels *k,
                                            const struct tv_verify_attn *args);
 
+/* verify_attn_naive_f32.cu: the same with f32 sums of bf16 rows, so many blocks at a time; each has
+ * as much of the workspace as a block of the other. -ENOTSUP: not for these arguments. */
+int tv_cuda_verify_attn_naive_f32(const struct tv_verify_attn *args, int64_t blocks,
+                                  cudaStream_t stream);
+
 /* 0, or -EINVAL when the arguments are outside the documented ranges; a size query needs the shape
  * alone. */
 int tv_cuda_verify_attn_check_shape(const struct tv_verify_attn *args);

@@ -263,6 +263,11 @@ int tv_cuda_verify_attn_naive(struct tv_kernels *k, const struct tv_verify_attn 
     }
     int64_t rows = (int64_t)args->batch * args->q_len * args->heads;
     int64_t blocks = block_count(args);
+    result = tv_cuda_verify_attn_naive_f32(args, blocks, tv_cuda_stream(k));
+    if (result != -ENOTSUP) {
+        return result;
+    }
+    result = 0;
     /* few blocks at a time: each for one row, so that none is in another stream's way for long */
     int64_t step = args->blocks_max > 0 ? blocks : rows;
     for (int64_t first = 0; result == 0 && first < rows; first += step) {

@@ -254,6 +254,7 @@ int attn_run(struct check *c, struct tv_kernels *k, const struct attn_problem *p
     a.page_size = layout->page_size;
     a.splits = layout->splits;
     a.round_p_bf16 = layout->round_p;
+    a.sum_f32 = layout->sum_f32;
     a.blocks_max = layout->blocks;
     int32_t *row_of = run_host(&run, (size_t)p->batch * (size_t)p->q_len * sizeof *row_of);
     lay_pages(c, &run, p, layout, &a);

@@ -29,6 +29,7 @@ struct attn_layout {
     int32_t splits;
     int32_t naive;
     int32_t round_p;
+    int32_t sum_f32; /* naive: f32 sums */
     int32_t blocks;  /* blocks_max */
     int32_t repeats; /* more runs on the same memory, poisoned again: every bit must be the same */
 };

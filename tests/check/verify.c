@@ -307,6 +307,40 @@ static void rounded_probabilities(struct check *c)
     check_release(c);
 }
 
+/* Of bf16 rows, with f32 sums: what a judgement beside live rounds runs. */
+static void sums_f32(struct check *c)
+{
+    const int32_t prefix[2] = {700, 0}, nodes[2] = {9, 70};
+    static const int32_t heads[3] = {1, 3, 16};
+    for (int i = 0; i < 3; i++) {
+        struct attn_problem p = attn_make(c, 2, prefix, nodes, heads[i], ATTN_RANDOM, TV_BF16);
+        int64_t count = attn_out_count(&p);
+        struct attn_result exact, rounded, result, other;
+        struct attn_layout layout = {.page_size = 16, .naive = 1, .round_p = 2};
+        (void)attn_run(c, c->ref, &p, &naive, &exact);
+        (void)attn_run(c, c->ref, &p, &layout, &rounded);
+        layout = (struct attn_layout){.page_size = 64, .naive = 1, .sum_f32 = 1, .shuffled = 1};
+        if (attn_run(c, c->k, &p, &layout, &result) != 0) {
+            break;
+        }
+        (void)check_rel_l2(c, result.out, exact.out, count, 2e-6, "f32 sums");
+        int64_t full = (int64_t)p.q_len * p.heads; /* the second request has no row to spare */
+        (void)check_rel_l2(c, result.lse + full, exact.lse + full, full, 1e-6, "f32 sums, lse");
+        layout.blocks = 5;
+        layout.packed = 1;
+        layout.page_size = 128;
+        if (attn_run(c, c->k, &p, &layout, &other) == 0) {
+            check_same(c, result.out, other.out, (size_t)count * sizeof *other.out,
+                       "f32 sums, few blocks");
+        }
+        layout.round_p = 2;
+        if (attn_run(c, c->k, &p, &layout, &other) == 0) {
+            (void)check_rel_l2(c, other.out, rounded.out, count, 3e-4, "f32 sums, rounded");
+        }
+    }
+    check_release(c);
+}
+
 void check_verify(struct check *c)
 {
     if (!c->k->verify_attn && !c->k->verify_attn_naive) {
@@ -325,4 +359,5 @@ void check_verify(struct check *c)
     splits(c);
     low_scores(c);
     rounded_probabilities(c);
+    sums_f32(c);
 }
