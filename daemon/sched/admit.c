@@ -128,7 +128,7 @@ int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
     if (code == TV_SESSION_EXPIRED) {
         tv_problem_set(problem, code, NULL,
                        "the session's lease is over, or it was idle and its pages were needed");
-        (void)pthread_cond_signal(&sched->wake); /* if it ended here, its pages go back now */
+        tv_sched_ring(sched); /* if it ended here, its pages go back now */
     } else if (code != TV_OK) {
         tv_problem_set(problem, code, NULL, "no such session");
     }
@@ -496,7 +496,7 @@ static int admit(struct tv_sched *sched, struct job *job, int *ret_attached,
         job->queued = 1;
         tv_sched_job_list_push(job->behind ? &sched->behind : &sched->queue, job);
         sched->queue_count++;
-        (void)pthread_cond_signal(&sched->wake);
+        tv_sched_ring(sched);
     }
     if (rc < 0) {
         tv_sched_account_refund(job);

@@ -233,7 +233,7 @@ static int answer_found(struct tv_sched *sched, struct tv_session *session, stru
     }
     sched->in_flight += waits;
     if (waits) { /* the worker shall know of the new wait's end */
-        (void)pthread_cond_signal(&sched->wake);
+        tv_sched_ring(sched);
     }
     return waits;
 }
@@ -258,7 +258,7 @@ static void answer_delete(struct tv_sched *sched, struct tv_call *call)
         if (session->busy && job->queued) {
             tv_sched_job_drop(sched, job, TV_SESSION_NOT_FOUND, "the session was deleted", &calls);
         }
-        (void)pthread_cond_signal(&sched->wake); /* to close its context */
+        tv_sched_ring(sched); /* to close its context */
     }
     tv_sched_unlock(sched);
     tv_sched_calls_done(sched, calls);

@@ -167,7 +167,7 @@ static int answer_ready(struct tv_sched *sched, struct tv_call *call)
         sched->deep = call;
         sched->in_flight++;
         waits = 1;
-        (void)pthread_cond_signal(&sched->wake);
+        tv_sched_ring(sched);
     } else {
         reply_ready(sched, call);
     }

@@ -99,5 +99,5 @@ void tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_ca
     call->next = NULL;
     *link = call;
     tv_sched_job_waiters(running);
-    (void)pthread_cond_signal(&sched->wake); /* its own deadline may be the next */
+    tv_sched_ring(sched); /* its own deadline may be the next */
 }

@@ -163,7 +163,9 @@ struct tv_sched {
     const char *http_library;          /* NULL until the listeners say; not changed later */
 
     struct tv_sessions table;  /* its lock guards everything below but what says otherwise */
-    pthread_cond_t wake;       /* the worker's */
+    pthread_cond_t wake;       /* the worker's; rung by tv_sched_ring alone */
+    atomic_uint rings;         /* relaxed: a worker that lingers looks at it without the lock */
+    int64_t linger_us;         /* after a launch, before the worker sleeps; constant */
     pthread_cond_t compare;    /* the comparer's */
     struct job_list queue;     /* JOB_QUEUED, oldest first */
     struct job_list behind;    /* JOB_QUEUED too: each waits for its session's round under way */
@@ -225,6 +227,8 @@ struct tv_sched {
 /* sched.c */
 void tv_sched_lock(struct tv_sched *sched);
 void tv_sched_unlock(struct tv_sched *sched);
+/* With the lock: there may be something to do for the worker. */
+void tv_sched_ring(struct tv_sched *sched);
 void tv_sched_job_list_init(struct job_list *list);
 void tv_sched_job_list_push(struct job_list *list, struct job *job);
 void tv_sched_job_list_remove(struct job_list *list, struct job *job);

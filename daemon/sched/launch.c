@@ -101,7 +101,7 @@ void tv_sched_job_judged(void *context, const struct tv_shadow_block *block)
     tv_sched_lock(sched);
     job->blocks.shadow = *block;
     job->judged = 1;
-    (void)pthread_cond_signal(&sched->wake);
+    tv_sched_ring(sched);
     tv_sched_unlock(sched);
 }
 

@@ -10,10 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "sched/job.h"
+
+#define LINGER_US         2000 /* a client on the same network is back by then */
+#define LINGER_PROCESSORS 4    /* with fewer the client lacks the one that looks on */
 
 struct tv_call *tv_call_create(void)
 {
@@ -45,6 +49,12 @@ void tv_sched_lock(struct tv_sched *sched)
 void tv_sched_unlock(struct tv_sched *sched)
 {
     (void)pthread_mutex_unlock(&sched->table.lock);
+}
+
+void tv_sched_ring(struct tv_sched *sched)
+{
+    (void)atomic_fetch_add_explicit(&sched->rings, 1, memory_order_relaxed);
+    (void)pthread_cond_signal(&sched->wake); /* cannot fail */
 }
 
 void tv_sched_job_list_init(struct job_list *list)
@@ -298,7 +308,7 @@ void tv_sched_drain(struct tv_sched *sched, int draining, int refuse)
     sched->draining = draining;
     sched->refusing = draining && refuse;
     atomic_store_explicit(&sched->parity_stop, sched->refusing, memory_order_relaxed);
-    (void)pthread_cond_signal(&sched->wake); /* it may wait for an oracle */
+    tv_sched_ring(sched); /* it may wait for an oracle */
     tv_sched_unlock(sched);
 }
 
@@ -432,6 +442,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
         sched->launch_rows = config->launch_rows;
     }
     atomic_init(&sched->parity_stop, 0);
+    atomic_init(&sched->rings, 0);
     atomic_init(&sched->max_sessions, config->max_sessions);
     (void)pthread_mutex_init(&sched->handover, NULL); /* default attributes cannot fail */
     tv_sched_job_list_init(&sched->queue);
@@ -449,6 +460,9 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
         sched->synthetic |= TV_SYNTHETIC_ACCEPTANCE;
     }
     memcpy(params.model_id, facts.model_id, sizeof params.model_id);
+    if (facts.weights_apart && sysconf(_SC_NPROCESSORS_ONLN) >= LINGER_PROCESSORS) {
+        sched->linger_us = LINGER_US;
+    }
     int rc = tv_sessions_init(&sched->table, &params);
     if (rc == 0) {
         rc = tv_sched_trees_init(&sched->recent, sched->limits.tree.nodes_max);
@@ -502,7 +516,7 @@ void tv_sched_end(struct tv_sched *sched)
             tv_sched_job_drop(sched, job, tv_sched_end_code(sched), tv_sched_end_text(sched),
                               &calls);
         }
-        (void)pthread_cond_signal(&sched->wake);
+        tv_sched_ring(sched);
         tv_sched_unlock(sched);
         tv_sched_calls_done(sched, calls);
         (void)pthread_join(sched->worker, NULL); /* ours and joinable */

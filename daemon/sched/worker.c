@@ -249,6 +249,26 @@ void tv_sched_between(void *context)
     tv_sched_unlock(sched);
 }
 
+/* The answer of a round soon brings the next one, and a thread that sleeps is awake only 30 to 200
+ * us after it was called: beside a device, which is waited for awake too, the worker first looks on
+ * for a moment. With the lock, which it lets go meanwhile. 1: it was rung for. */
+static int linger(struct tv_sched *sched, int64_t wake_us)
+{
+    int64_t until_us = sched->engine_left_us + sched->linger_us;
+    unsigned rings = atomic_load_explicit(&sched->rings, memory_order_relaxed);
+    until_us = wake_us < until_us ? wake_us : until_us;
+    if (sched->linger_us == 0 || sched->engine_left_us == 0 || tv_clock_us() >= until_us) {
+        return 0;
+    }
+    tv_sched_unlock(sched);
+    while (atomic_load_explicit(&sched->rings, memory_order_relaxed) == rings &&
+           tv_clock_us() < until_us) {
+        /* what there is to do is looked at under the lock */
+    }
+    tv_sched_lock(sched);
+    return atomic_load_explicit(&sched->rings, memory_order_relaxed) != rings;
+}
+
 void *tv_sched_worker_main(void *context)
 {
     struct tv_sched *sched = context;
@@ -269,6 +289,9 @@ void *tv_sched_worker_main(void *context)
         }
         if (sched->stopping && sched->running.first == NULL) {
             break;
+        }
+        if (linger(sched, wake_us)) {
+            continue;
         }
         struct timespec until = {.tv_sec = wake_us / 1000000, .tv_nsec = wake_us % 1000000 * 1000};
         /* whatever it says, the next plan looks at everything again */
