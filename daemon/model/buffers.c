@@ -211,7 +211,9 @@ int tv_model_buffers_take(struct tv_model *model)
     if (err == 0) {
         err = stage_take(model, &b->stage);
     }
-    if (err == 0 && model->kernels->host_memory) {
+    /* a device's recordings write rows at the taps to one place: passes there are not interrupted
+     */
+    if (err == 0 && (model->kernels->host_memory || model->options.tap_count == 0)) {
         err = aside_take(model);
     }
     return err;

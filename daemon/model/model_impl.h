@@ -71,7 +71,7 @@ struct tv_model {
     struct tv_rope_table rope;
     struct tv_model_buffers buffers;
     /* Where a prefill pass keeps what lives across its parts, so that verify passes may come
-     * between; NULL unless memory is the host's. */
+     * between; NULL on a device with taps. */
     struct tv_model_aside aside;
     void (*between)(void *context);
     void *between_context;

@@ -9,8 +9,11 @@
 
 #include "model/forward.h"
 
-/* Attention over a long prefix is most of a pass; it can be interrupted so often in a layer. */
+/* Attention over a long prefix is most of a pass; on host memory it can be interrupted so often in
+ * a layer. */
 #define PARTS 4
+/* A pass of fewer rows on a device takes no longer than one over a tree: it is left alone. */
+#define DEVICE_ROWS_MIN 64
 
 /* Tokens, positions, slots and the page table of one sequence. */
 static int stage_fill(struct tv_forward *pass, const struct tv_cache_seq *seq,
@@ -92,14 +95,28 @@ static void step_aside(struct tv_model *model)
     }
 }
 
-/* Nothing of this pass is in the other buffers now. */
-static void between(struct tv_model *model)
+static int is_interruptible(const struct tv_forward *pass)
 {
-    if (model->between != NULL && model->aside.x != NULL) {
+    const struct tv_model *model = pass->model;
+    return model->between != NULL && model->aside.x != NULL &&
+           (model->kernels->host_memory || pass->rows >= DEVICE_ROWS_MIN);
+}
+
+/* Nothing of this pass is in the other buffers now. A device is waited for: what came behind all
+ * that was launched would be no sooner done. */
+static int between(const struct tv_forward *pass)
+{
+    struct tv_model *model = pass->model;
+    if (!is_interruptible(pass)) {
+        return 0;
+    }
+    int err = model->kernels->sync(model->kernels);
+    if (err == 0) {
         step_aside(model);
         model->between(model->between_context);
         step_aside(model);
     }
+    return err;
 }
 
 void tv_model_between_set(struct tv_model *model, void (*between_run)(void *context), void *context)
@@ -136,7 +153,7 @@ static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
         .workspace = model->buffers.workspace,
         .workspace_bytes = model->buffers.workspace_bytes,
     };
-    if (model->between == NULL || model->aside.x == NULL) {
+    if (!is_interruptible(pass) || !model->kernels->host_memory) {
         return model->kernels->prefill_attn(model->kernels, &args);
     }
     int32_t part = (config->heads + PARTS - 1) / PARTS;
@@ -145,7 +162,7 @@ static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
         args.head_first = head;
         args.head_count = config->heads - head < part ? config->heads - head : part;
         err = model->kernels->prefill_attn(model->kernels, &args);
-        between(model);
+        err = err == 0 ? between(pass) : err;
     }
     return err;
 }
@@ -166,7 +183,7 @@ static int layers_run(struct tv_forward *pass, const struct tv_cache_seq *seq,
             err = tv_forward_rest(pass, layer);
         }
         if (err == 0) {
-            between(pass->model);
+            err = between(pass);
         }
     }
     return err == 0 ? tv_forward_tap(pass, pass->model->config.layers) : err;
