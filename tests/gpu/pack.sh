@@ -17,7 +17,7 @@ python=$(python3 -c 'import jsonschema, os; print(os.path.dirname(os.path.dirnam
 mkdir -p "$out/bin" "$out/lib" "$out/python" "$out/kernels/cuda"
 
 for program in daemon/treeverifyd clients/cli/treeverify tests/check/checkkern tests/kdtr/test_verify_attn \
-    tests/bench/bench_model tests/support/treeverifyd-planted; do
+    tests/bench/bench_model tests/bench/bench_sched tests/support/treeverifyd-planted tests/support/treeverifyd-fixed; do
     name=$(basename "$program")
     cp -- "$build/$program" "$out/bin/$name"
     strip -- "$out/bin/$name"
@@ -37,7 +37,7 @@ for program in daemon/treeverifyd clients/cli/treeverify tests/check/checkkern t
 done
 if [ -e "$build/kernels/cuda/libtreeverify-cuda.so" ]; then
     # as it is installed, with header, pkg-config file and example; the daemon loads the same object
-    DESTDIR=$out/stage meson install -C "$build" --quiet
+    DESTDIR=$out/stage meson install -C "$build" --quiet --no-rebuild
     prefix=$(find "$out/stage" -name cuda.h | sed 's,/include/.*,,')
     library=$(cd "$prefix" && find . -type f -name 'libtreeverify-cuda.so*')
     strip -- "$prefix/$library"
