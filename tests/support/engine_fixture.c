@@ -30,6 +30,9 @@ void tv_engine_fixture_open(struct tv_engine_fixture *fixture,
         .threads = 1};
     memset(fixture, 0, sizeof *fixture);
     tv_fixture_open(&fixture->base, &base);
+    if (options->apart) {
+        fixture->base.kernels->host_memory = 0;
+    }
     int rc = tv_engine_fixture_judge(fixture);
     if (rc != 0) {
         fail_msg("%s: engine: %d, %s", options->model, rc, fixture->detail);

@@ -28,6 +28,7 @@ struct tv_engine_fixture_options {
     int64_t pages;          /* 0: 4096 rows */
     enum tv_dtype kv_dtype; /* 0: f32 */
     enum tv_cache_prefix prefix;
+    int apart; /* 1: memory is told as a device's, of which nothing is read in place */
 };
 
 void tv_engine_fixture_open(struct tv_engine_fixture *fixture,

@@ -27,6 +27,7 @@ struct visitor {
     float *logits[ROUNDS]; /* [NODES, vocab] */
     int32_t accepted[ROUNDS], pending[ROUNDS];
     int32_t rounds, calls;
+    int32_t every; /* calls, one of which does something; 0: 3 */
 };
 
 static void visitor_open(struct visitor *visitor, struct tv_engine *engine)
@@ -70,7 +71,8 @@ static void visit(struct visitor *visitor)
 static void between(void *context)
 {
     struct visitor *visitor = context;
-    if (visitor->calls % 3 == 1 && visitor->rounds < ROUNDS) {
+    int32_t every = visitor->every > 0 ? visitor->every : 3;
+    if (visitor->calls % every == every / 2 && visitor->rounds < ROUNDS) {
         visit(visitor);
     }
     visitor->calls++;
@@ -101,10 +103,20 @@ static void prompt_run(struct tv_engine *engine, struct visitor *host)
     }
 }
 
-static void run(const char *model, const char *backend)
+static int (*sync_before)(struct tv_kernels *k);
+static int waits;
+
+static int sync_counted(struct tv_kernels *k)
+{
+    waits++;
+    return sync_before(k);
+}
+
+static void run(const char *model, const char *backend, int apart)
 {
     struct tv_engine_fixture fixture;
-    const struct tv_engine_fixture_options options = {.model = model, .backend = backend};
+    const struct tv_engine_fixture_options options = {
+        .model = model, .backend = backend, .apart = apart};
     struct visitor alone, guest, host_alone, host;
     tv_engine_fixture_open(&fixture, &options);
     struct tv_engine *engine = fixture.engine;
@@ -117,11 +129,12 @@ static void run(const char *model, const char *backend)
     }
     prompt_run(engine, &host_alone);
     assert_int_equal(guest.calls, 0);
+    guest.every = apart ? 1 : 0; /* between layers only */
     engine->between = between;
     engine->between_context = &guest;
     prompt_run(engine, &host);
     engine->between = NULL;
-    assert_true(guest.calls >= VISITED); /* it could be interrupted */
+    assert_true(guest.calls >= (apart ? ROUNDS : VISITED)); /* it could be interrupted */
     visitors_equal(&alone, &guest);
     visitors_equal(&host_alone, &host);
     visitor_close(&alone);
@@ -134,14 +147,46 @@ static void run(const char *model, const char *backend)
 static void rounds_between_are_rounds_alone(void **state)
 {
     (void)state;
-    run("v2lite", "cpu");
-    run("v3", "cpu");
+    run("v2lite", "cpu", 0);
+    run("v3", "cpu", 0);
 }
 
 static void the_reference_backend_does_the_same(void **state)
 {
     (void)state;
-    run("v2lite", "ref");
+    run("v2lite", "ref", 0);
+}
+
+/* A device's pass goes between layers, and has come to its end there. */
+static void a_device_is_waited_for(void **state)
+{
+    (void)state;
+    run("v3", "cpu", 1);
+
+    struct tv_engine_fixture fixture;
+    const struct tv_engine_fixture_options options = {.model = "v3", .apart = 1};
+    struct visitor guest, host;
+    struct tv_round_rule rule;
+    int32_t prompt[PROMPT];
+    tv_engine_fixture_open(&fixture, &options);
+    visitor_open(&guest, fixture.engine);
+    visitor_open(&host, fixture.engine);
+    rule = tv_test_greedy(fixture.engine);
+    tv_test_prefix_fill(prompt, PROMPT, fixture.engine->vocab, 6);
+    guest.rounds = ROUNDS; /* calls are counted alone */
+    fixture.engine->between = between;
+    fixture.engine->between_context = &guest;
+    sync_before = fixture.base.kernels->sync;
+    fixture.base.kernels->sync = sync_counted;
+    waits = 0;
+    (void)tv_test_prefill(fixture.engine, host.context, prompt, PROMPT, &rule);
+    fixture.base.kernels->sync = sync_before;
+    fixture.engine->between = NULL;
+    assert_int_equal(guest.calls, tv_model_config(fixture.base.model)->layers);
+    assert_true(waits >= guest.calls);
+    visitor_close(&guest);
+    visitor_close(&host);
+    tv_engine_fixture_close(&fixture);
 }
 
 int main(void)
@@ -149,6 +194,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounds_between_are_rounds_alone),
         cmocka_unit_test(the_reference_backend_does_the_same),
+        cmocka_unit_test(a_device_is_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
