@@ -410,6 +410,14 @@ static int conds_make(struct tv_sched *sched)
     return -rc;
 }
 
+/* Not where the worker would take the processor that the next call's thread needs. */
+static int64_t linger_for(const struct tv_config *config, int apart)
+{
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    int spare = apart || (config->threads > 0 && config->threads <= processors / 2);
+    return processors >= LINGER_PROCESSORS && spare ? LINGER_US : 0;
+}
+
 static int threads_start(struct tv_sched *sched)
 {
     sched->worker_alive = 1;
@@ -460,9 +468,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
         sched->synthetic |= TV_SYNTHETIC_ACCEPTANCE;
     }
     memcpy(params.model_id, facts.model_id, sizeof params.model_id);
-    if (facts.weights_apart && sysconf(_SC_NPROCESSORS_ONLN) >= LINGER_PROCESSORS) {
-        sched->linger_us = LINGER_US;
-    }
+    sched->linger_us = linger_for(config, facts.weights_apart);
     int rc = tv_sessions_init(&sched->table, &params);
     if (rc == 0) {
         rc = tv_sched_trees_init(&sched->recent, sched->limits.tree.nodes_max);

@@ -250,8 +250,9 @@ void tv_sched_between(void *context)
 }
 
 /* The answer of a round soon brings the next one, and a thread that sleeps is awake only 30 to 200
- * us after it was called: beside a device, which is waited for awake too, the worker first looks on
- * for a moment. With the lock, which it lets go meanwhile. 1: it was rung for. */
+ * us after it was called: beside a device, which is waited for awake too, and where processors are
+ * to spare, the worker first looks on for a moment. With the lock, which it lets go meanwhile. 1:
+ * it was rung for. */
 static int linger(struct tv_sched *sched, int64_t wake_us)
 {
     int64_t until_us = sched->engine_left_us + sched->linger_us;
