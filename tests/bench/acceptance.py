@@ -1,7 +1,7 @@
 """Acceptance length of the Python drafters on the held-out end of the bundled text: tree against chain, by budget.
 
     /usr/bin/python3 tests/bench/acceptance.py TREEVERIFYD [--onnx FILE [--temperature T] [--window N]] [--no-store]
-        [--nodes 1,2,4,8,16,32,64] [--prompts 24] [--tokens 160]
+        [--no-chain] [--nodes 1,2,4,8,16,32,64] [--prompts 24] [--tokens 160]
 
 Greedy, on tests/models/kjv-mla-8m; prompts of 200 bytes from tests/golden/kjv_tail.txt; the n-gram drafter's store is
 clients/cli/data/kjv-store.txt, and without --onnx it is the drafter. Prints new tokens per round, the model's own
@@ -73,6 +73,7 @@ def main():
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument("--no-store", action="store_true")
+    parser.add_argument("--no-chain", action="store_true", help="trees alone")
     parser.add_argument("--nodes", default="1,2,4,8,16,32,64")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=160)
@@ -95,9 +96,10 @@ def main():
             for nodes in map(int, options.nodes.split(",")):
                 tree = acceptance(client, drafter, nodes, texts, options.tokens)
                 same = Chain.tree_nodes(nodes), min(nodes, DEPTH)  # what a chain depends on
-                if same not in chains:
+                if same not in chains and not options.no_chain:
                     chains[same] = acceptance(client, Chain(drafter), nodes, texts, options.tokens)
-                print(f"| {nodes} | {tree:.2f} | {chains[same]:.2f} |", flush=True)
+                chain = f"{chains[same]:.2f}" if same in chains else "–"
+                print(f"| {nodes} | {tree:.2f} | {chain} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@
  *     create RULE TEMPERATURE SEED|- MAX_LEN TOKENS      verify TOKENS PARENTS      decode N
  *     extend KEEP TOKENS      rollback LEN PENDING      delete      (lists are A,B,C)
  *     with RULE|- HOLD ROWS DEADLINE_MS TOKENS PARENTS [PATH|- NEXT]      commit PATH|- NEXT
- *     fork LEN SEED|- LEASE_S      prefix LEN      swap      (the session and the one kept beside
- * it) send TOKENS PARENTS      if [LEAF PENDING TOKENS PARENTS]...      receive follow ID AFTER
- * event WAIT_MS
+ *     fork LEN SEED|- LEASE_S      prefix LEN      swap      (with the one kept beside it)
+ *     send TOKENS PARENTS      if [LEAF PENDING TOKENS PARENTS]...      receive
+ *     follow ID AFTER      event WAIT_MS
+ *     along STEP COUNT TOKENS      (rounds of trees along the tokens until COUNT of them are there)
  *
  * Owns one client, two sessions and one stream of events at a time. For tests; it judges nothing.
  */
@@ -181,6 +182,53 @@ static int call_ahead(const char *name, struct leash *leash, struct tv_client_ro
     return tv_client_events_next(leash->events, number(), &leash->event, problem);
 }
 
+/* The next step tokens of the text as a chain, each with a wrong sibling, the last `wrong` wrong.
+ */
+static int32_t tree_along(const int32_t *text, int32_t step, int32_t wrong, int32_t *ret_tokens,
+                          int32_t *ret_parents)
+{
+    int32_t count = 1, at = 0;
+    ret_tokens[0] = text[0];
+    ret_parents[0] = -1;
+    for (int32_t depth = 1; depth < step; depth++, at = count - 1) {
+        ret_tokens[count] = (text[depth] + 2) % 256;
+        ret_parents[count++] = at;
+        ret_tokens[count] = depth < step - wrong ? text[depth] : (text[depth] + 1) % 256;
+        ret_parents[count++] = at;
+    }
+    return count;
+}
+
+/* All new tokens as those of one round; its attempts and recovered are sums, guess the rounds. */
+static int along(struct tv_client_session *session, struct tv_client_round *ret_round,
+                 struct tv_client_problem *problem)
+{
+    static int32_t tokens[TV_CLIENT_NODES_MAX], parents[TV_CLIENT_NODES_MAX];
+    int32_t step = number(), count = number(), rounds = 0;
+    struct tv_client_round all = {0}, round;
+    int error = 0;
+    read_list(&first);
+    all.tokens = malloc((size_t)first.count * sizeof(*all.tokens));
+    while (error == 0 && all.tokens != NULL && all.token_count < count &&
+           all.token_count + step <= first.count) {
+        int32_t nodes =
+            tree_along(first.items + all.token_count, step, rounds++ % 3, tokens, parents);
+        error = tv_client_verify(session, tokens, parents, nodes, &round, problem);
+        for (int32_t i = 0; error == 0 && i < round.token_count && all.token_count < first.count;
+             i++) {
+            all.tokens[all.token_count++] = round.tokens[i];
+        }
+        if (error == 0) {
+            all.attempts += round.attempts;
+            all.recovered += round.recovered;
+            tv_client_round_finish(&round);
+        }
+    }
+    all.guess = rounds;
+    *ret_round = all;
+    return error;
+}
+
 static int call(const char *name, struct leash *leash, struct tv_client_round *round,
                 struct tv_client_problem *problem)
 {
@@ -210,6 +258,9 @@ static int call(const char *name, struct leash *leash, struct tv_client_round *r
     }
     if (strcmp(name, "commit") == 0) {
         return commit(session, round, problem);
+    }
+    if (strcmp(name, "along") == 0) {
+        return along(session, round, problem);
     }
     if (strcmp(name, "fork") == 0 || strcmp(name, "prefix") == 0) {
         return branch(name, leash, problem);
