@@ -45,6 +45,18 @@ static const struct {
      "\"committed_len\":3,\"digest\":\"f713afc22b399b0f475f8aac35bf8c13\",\"pending\":5,"
      "\"cached_len\":0,\"finish\":null,\"sampling\":{\"rule\":\"target_walk\",\"seed\":\"5\"},"
      "\"limits\":{\"max_nodes\":64,\"max_depth\":16}}"},
+    {"POST " ID "/fork ", "", "201 Created",
+     "{\"session\":\"s_CCCCCCCCCCCCCCCCCCCCCC\",\"epoch\":\"0123456789abcdef\",\"next_seq\":1,"
+     "\"committed_len\":3,\"digest\":\"f713afc22b399b0f475f8aac35bf8c13\",\"pending\":5,"
+     "\"cached_len\":3,\"finish\":null,\"sampling\":{\"rule\":\"target_walk\",\"seed\":\"5\"},"
+     "\"limits\":{\"max_nodes\":64,\"max_depth\":16}}"},
+    {"POST " ID "/verify ", "\"commit\":\"hold\"", "200 OK",
+     "{\"status\":\"held\",\"accepted\":{\"nodes\":[0,2],\"tokens\":[5,11]},\"new_tokens\":[11,77],"
+     "\"committed_len\":3," MOVED(
+         "f713afc22b399b0f475f8aac35bf8c13") ",\"finish\":null,"
+                                             "\"logits\":{\"rows\":[0,2],\"shape\":[2,2],\"dtype\":"
+                                             "\"f32\","
+                                             "\"data_b64\":\"AACAPwAAAEAAAEBAAACAQA==\"}}"},
     {"POST " ID "/verify ", "", "200 OK",
      "{\"accepted\":{\"nodes\":[0,2,3],\"tokens\":[5,11,12]},\"new_tokens\":[11,12,77],"
      "\"committed_len\":6," MOVED("fee1cd74d37fc4c608c85f6959d4c460") ",\"finish\":null}"},
@@ -275,6 +287,30 @@ static int call_rollback(struct tv_client *client, struct outputs *out,
     return rc == 0 ? -EBADMSG : rc;
 }
 
+static int call_fork(struct tv_client *client, struct outputs *out,
+                     struct tv_client_problem *problem)
+{
+    (void)client;
+    return tv_client_fork(out->session, 0, NULL, 0, &out->made, problem);
+}
+
+/* Proposed, with rows of logits; the state moves by nothing but the round's number. */
+static int call_hold(struct tv_client *client, struct outputs *out,
+                     struct tv_client_problem *problem)
+{
+    static const int32_t tokens[4] = {5, 10, 11, 12}, parents[4] = {-1, 0, 0, 2};
+    const struct tv_client_verify_options options = {.hold = 1, .logits = TV_CLIENT_ROWS_PATH};
+    (void)client;
+    int rc =
+        tv_client_verify_with(out->session, tokens, parents, 4, &options, &out->round, problem);
+    if (rc == 0) {
+        assert_int_equal(tv_client_session_state(out->session)->held_seq, 1);
+        assert_int_equal(out->round.vocab, 2);
+        assert_true(out->round.logits[0] == 1.0f && out->round.logits[3] == 4.0f);
+    }
+    return rc;
+}
+
 static int call_delete(struct tv_client *client, struct outputs *out,
                        struct tv_client_problem *problem)
 {
@@ -288,7 +324,7 @@ static const struct {
 } calls[] = {{"model", call_model},   {"health", call_health}, {"metrics", call_metrics},
              {"create", call_create}, {"verify", call_verify}, {"decode", call_decode},
              {"extend", call_extend}, {"delete", call_delete}, {"rollback", call_rollback},
-             {"resync", call_resync}};
+             {"resync", call_resync}, {"fork", call_fork},     {"hold", call_hold}};
 
 static void calls_give_all_or_nothing(void **state)
 {
@@ -336,6 +372,70 @@ static void calls_give_all_or_nothing(void **state)
     tv_client_destroy(client);
 }
 
+/* A round sent and received, while an allocation or the thread fails: what fails on the thread is
+ * done again by the caller's own, and nothing is left. */
+static void rounds_ahead_give_all_or_nothing(void **state)
+{
+    (void)state;
+    static const int32_t tokens[4] = {5, 10, 11, 12}, parents[4] = {-1, 0, 0, 2};
+    struct tv_client_options options;
+    struct tv_client *client = NULL;
+    int failed = 1;
+    options_set(&options);
+    assert_int_equal(tv_client_create(&options, &client), 0);
+    for (int n = 1; failed; n++) {
+        struct tv_client_session *session = NULL;
+        struct tv_client_round round = {0};
+        struct tv_client_problem problem;
+        int64_t blocks = fault_blocks();
+        assert_int_equal(create(client, &session, &problem), 0);
+        const struct tv_client_state *now = tv_client_session_state(session);
+        fault_arm(FAULT_MEMORY | FAULT_THREAD, n);
+        int rc = tv_client_send(session, tokens, parents, 4, &problem);
+        if (rc == 0) {
+            assert_int_equal(now->under_way, 1);
+            rc = tv_client_receive(session, &round, &problem);
+        }
+        failed = fault_disarm();
+        assert_true(rc == 0 || (failed && (rc == -ENOMEM || rc == -EAGAIN)));
+        assert_int_equal(now->committed_len, rc == 0 ? 6 : 3);
+        assert_int_equal(now->under_way, 0);
+        assert_int_equal(tv_client_send(session, &now->pending, parents, 1, &problem), 0);
+        tv_client_round_finish(&round);
+        tv_client_session_destroy(session); /* with the round under way */
+        assert_int_equal(fault_blocks(), blocks);
+    }
+    tv_client_destroy(client);
+}
+
+/* A stream that cannot be had (this server has none) leaves nothing. */
+static void a_stream_leaves_nothing(void **state)
+{
+    (void)state;
+    struct tv_client_options options;
+    struct tv_client *client = NULL;
+    int failed = 1;
+    options_set(&options);
+    assert_int_equal(tv_client_create(&options, &client), 0);
+    for (int n = 1; failed; n++) {
+        struct tv_client_events *events = NULL;
+        struct tv_client_event event;
+        struct tv_client_problem problem;
+        int64_t blocks = fault_blocks();
+        fault_arm(FAULT_MEMORY, n);
+        int rc = tv_client_events_open(client, "s_BBBBBBBBBBBBBBBBBBBBBB", -1, &events, &problem);
+        if (rc == 0) {
+            rc = tv_client_events_next(events, 20000, &event, &problem);
+        }
+        failed = fault_disarm();
+        assert_int_equal(rc, failed ? -ENOMEM : -EIO);
+        assert_true(problem.detail[0] != '\0');
+        tv_client_events_close(events);
+        assert_int_equal(fault_blocks(), blocks);
+    }
+    tv_client_destroy(client);
+}
+
 /* A create has a random key of its own: without one it is not sent. */
 static void no_key_no_create(void **state)
 {
@@ -361,6 +461,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_client_or_nothing),
         cmocka_unit_test(calls_give_all_or_nothing),
+        cmocka_unit_test(rounds_ahead_give_all_or_nothing),
+        cmocka_unit_test(a_stream_leaves_nothing),
         cmocka_unit_test(no_key_no_create),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
