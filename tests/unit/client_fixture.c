@@ -159,6 +159,20 @@ struct tv_client_session *session_of(struct tv_client *client)
     return session;
 }
 
+struct tv_client_session *begin(struct scene *scene, const struct step *steps, int count)
+{
+    start(&scene->server, steps, count);
+    scene->client = client_of(&scene->server);
+    scene->session = session_of(scene->client);
+    return scene->session;
+}
+
+void end(struct scene *scene)
+{
+    tv_client_session_destroy(scene->session);
+    tv_client_destroy(scene->client);
+}
+
 /* Nothing has moved. */
 void assert_fresh(const struct tv_client_session *session)
 {

@@ -49,6 +49,17 @@ extern const char round_1[]; /* accepts 11 12 of that tree, and draws 77 */
         .status = "201 Created", .type = "application/json", .body = created                       \
     }
 
+/* A server, a client of it, and a session that it has opened. */
+struct scene {
+    struct server server;
+    struct tv_client *client;
+    struct tv_client_session *session;
+};
+
+struct tv_client_session *begin(struct scene *scene, const struct step *steps, int count);
+/* Behind stop: what of the scene is the client's. */
+void end(struct scene *scene);
+
 void start(struct server *server, const struct step *steps, int count);
 void stop(struct server *server);
 struct tv_client *client_of(const struct server *server);

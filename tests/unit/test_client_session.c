@@ -21,21 +21,20 @@ static void lost_round_is_sent_again_unchanged(void **state)
         {.hang_up = 1},
         {.status = "200 OK", .type = "application/json", .body = round_1},
     };
-    struct server server;
+    struct scene scene;
     struct tv_client_round round;
     struct tv_client_problem problem;
-    start(&server, steps, 5);
-    struct tv_client *client = client_of(&server);
-    struct tv_client_session *session = session_of(client);
+    struct tv_client_session *session = begin(&scene, steps, 5);
     assert_int_equal(tv_client_verify(session, tree_tokens, tree_parents, 4, &round, &problem), 0);
-    stop(&server);
-    assert_int_equal(server.served, 5);
-    assert_string_equal(server.requests[2], server.requests[3]);
-    assert_string_equal(server.requests[2], server.requests[4]);
-    assert_non_null(strstr(server.requests[2], "{\"seq\":1,\"epoch\":\"0123456789abcdef\","
-                                               "\"expected_len\":3,\"expected_digest\":"
-                                               "\"" DIGEST_123 "\",\"tree\":{\"tokens\":[5,10,11,"
-                                               "12],\"parents\":[-1,0,0,2]}}"));
+    stop(&scene.server);
+    assert_int_equal(scene.server.served, 5);
+    assert_string_equal(scene.server.requests[2], scene.server.requests[3]);
+    assert_string_equal(scene.server.requests[2], scene.server.requests[4]);
+    assert_non_null(strstr(scene.server.requests[2],
+                           "{\"seq\":1,\"epoch\":\"0123456789abcdef\","
+                           "\"expected_len\":3,\"expected_digest\":"
+                           "\"" DIGEST_123 "\",\"tree\":{\"tokens\":[5,10,11,"
+                           "12],\"parents\":[-1,0,0,2]}}"));
     assert_int_equal(round.node_count, 3);
     assert_int_equal(round.token_count, 3);
     assert_int_equal(round.tokens[2], 77);
@@ -55,8 +54,7 @@ static void lost_round_is_sent_again_unchanged(void **state)
     assert_int_equal(now->pending, 77);
     assert_memory_equal(now->tokens, text, sizeof(text));
     tv_client_round_finish(&round);
-    tv_client_session_destroy(session);
-    tv_client_destroy(client);
+    end(&scene);
 }
 
 static void problem_is_mapped(void **state)
@@ -71,15 +69,13 @@ static void problem_is_mapped(void **state)
                  "\"detail\":\"node 2: parent 9 is not before it\",\"code\":\"tree-invalid\","
                  "\"pointer\":\"/tree/parents/2\",\"node\":2,\"retryable\":false,"
                  "\"committed\":false,\"instance\":\"x\"}"}};
-    struct server server;
+    struct scene scene;
     struct tv_client_round round;
     struct tv_client_problem problem;
-    start(&server, steps, 3);
-    struct tv_client *client = client_of(&server);
-    struct tv_client_session *session = session_of(client);
+    struct tv_client_session *session = begin(&scene, steps, 3);
     assert_int_equal(tv_client_verify(session, tree_tokens, tree_parents, 4, &round, &problem),
                      -EPROTO);
-    stop(&server);
+    stop(&scene.server);
     assert_int_equal(problem.http_status, 422);
     assert_string_equal(problem.code, "tree-invalid");
     assert_string_equal(problem.detail, "node 2: parent 9 is not before it");
@@ -88,8 +84,7 @@ static void problem_is_mapped(void **state)
     assert_int_equal(problem.committed, 0);
     assert_int_equal(problem.retryable, 0);
     assert_fresh(session);
-    tv_client_session_destroy(session);
-    tv_client_destroy(client);
+    end(&scene);
 }
 
 static void retry_after_is_honoured(void **state)
@@ -105,20 +100,17 @@ static void retry_after_is_honoured(void **state)
                  "\"committed\":false}"},
         {.status = "200 OK", .type = "application/json", .body = round_1},
     };
-    struct server server;
+    struct scene scene;
     struct tv_client_round round;
     struct tv_client_problem problem;
-    start(&server, steps, 4);
-    struct tv_client *client = client_of(&server);
-    struct tv_client_session *session = session_of(client);
+    struct tv_client_session *session = begin(&scene, steps, 4);
     int64_t before = now_ms();
     assert_int_equal(tv_client_verify(session, tree_tokens, tree_parents, 4, &round, &problem), 0);
     assert_true(now_ms() - before >= 1000);
-    stop(&server);
-    assert_string_equal(server.requests[2], server.requests[3]);
+    stop(&scene.server);
+    assert_string_equal(scene.server.requests[2], scene.server.requests[3]);
     tv_client_round_finish(&round);
-    tv_client_session_destroy(session);
-    tv_client_destroy(client);
+    end(&scene);
 }
 
 /* Answers that a correct server never gives: nothing is taken from them. */
@@ -159,18 +151,58 @@ static void answers_that_break_the_contract(void **state)
     for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
         const struct step steps[] = {
             OPENING, {.status = "200 OK", .type = "application/json", .body = bodies[i]}};
-        struct server server;
+        struct scene scene;
         struct tv_client_round round;
         struct tv_client_problem problem;
-        start(&server, steps, 3);
-        struct tv_client *client = client_of(&server);
-        struct tv_client_session *session = session_of(client);
+        struct tv_client_session *session = begin(&scene, steps, 3);
         assert_int_equal(tv_client_verify(session, tree_tokens, tree_parents, 4, &round, &problem),
                          -EBADMSG);
-        stop(&server);
+        stop(&scene.server);
         assert_fresh(session);
-        tv_client_session_destroy(session);
-        tv_client_destroy(client);
+        end(&scene);
+    }
+}
+
+/* The same of held rounds and rows of logits. */
+static void proposals_that_break_the_contract(void **state)
+{
+    (void)state;
+#define PROPOSED(status, rows)                                                                     \
+    "{\"seq\":1,\"status\":\"" status "\",\"accepted\":{\"nodes\":[0,2],\"tokens\":[5,11]},"       \
+    "\"pending\":77,\"new_tokens\":[11,77],\"committed_len\":3,\"digest\":\"" DIGEST_123           \
+    "\",\"next_seq\":2,\"finish\":null" rows "}"
+#define ROWS(rows, shape, dtype, data)                                                             \
+    ",\"logits\":{\"rows\":" rows ",\"shape\":" shape ",\"dtype\":\"" dtype                        \
+    "\",\"data_b64\":\"" data "\"}"
+    static const char *const bodies[] = {
+        PROPOSED("committed", ROWS("[0]", "[1,1]", "f32", "AACAPw==")), /* nothing is held */
+        PROPOSED("held", ""),
+        PROPOSED("held", ROWS("[0]", "[1,1]", "bf16", "AACAPw==")),
+        PROPOSED("held", ROWS("[0]", "[1,2]", "f32", "AACAPw==")),   /* too little */
+        PROPOSED("held", ROWS("[0]", "[1,1]", "f32", "AACAP")),      /* no base64 */
+        PROPOSED("held", ROWS("[0]", "[1,1]", "f32", "AACA!w==")),   /* nor this */
+        PROPOSED("held", ROWS("[4]", "[1,1]", "f32", "AACAPw==")),   /* no such node */
+        PROPOSED("held", ROWS("[0]", "[2,1]", "f32", "AACAPw==")),   /* one row */
+        PROPOSED("held", ROWS("[0]", "[1]", "f32", "AACAPw==")),     /* no width */
+        PROPOSED("held", ROWS("[0]", "[1,-1]", "f32", "AACAPw==")),  /* a negative one */
+        PROPOSED("held", ROWS("[]", "[0,1]", "f32", "")),            /* no row at all */
+        PROPOSED("held", ROWS("[0]", "[1,2000000000]", "f32", "A")), /* more than there is */
+    };
+    const struct tv_client_verify_options options = {.hold = 1, .logits = TV_CLIENT_ROWS_STOP};
+    for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
+        const struct step steps[] = {
+            OPENING, {.status = "200 OK", .type = "application/json", .body = bodies[i]}};
+        struct scene scene;
+        struct tv_client_round round;
+        struct tv_client_problem problem;
+        struct tv_client_session *session = begin(&scene, steps, 3);
+        assert_int_equal(tv_client_verify_with(session, tree_tokens, tree_parents, 4, &options,
+                                               &round, &problem),
+                         -EBADMSG);
+        stop(&scene.server);
+        assert_fresh(session);
+        assert_int_equal(tv_client_session_state(session)->held_seq, 0);
+        end(&scene);
     }
 }
 
@@ -189,12 +221,10 @@ static void refusals_without_a_document(void **state)
         {.status = "200 OK", .type = "application/json", .body = round_1},
         {.status = "405 Method Not Allowed", .type = "text/html", .body = "<html>no</html>"},
     };
-    struct server server;
+    struct scene scene;
     struct tv_client_round round;
     struct tv_client_problem problem;
-    start(&server, steps, 7);
-    struct tv_client *client = client_of(&server);
-    struct tv_client_session *session = session_of(client);
+    struct tv_client_session *session = begin(&scene, steps, 7);
     int64_t before = now_ms();
     assert_int_equal(tv_client_verify(session, tree_tokens, tree_parents, 4, &round, &problem), 0);
     assert_true(now_ms() - before >= 1000);
@@ -204,10 +234,9 @@ static void refusals_without_a_document(void **state)
     assert_int_equal(problem.http_status, 405);
     assert_string_equal(problem.code, "");
     assert_int_equal(problem.retryable, 0);
-    stop(&server);
-    assert_int_equal(server.served, 7);
-    tv_client_session_destroy(session);
-    tv_client_destroy(client);
+    stop(&scene.server);
+    assert_int_equal(scene.server.served, 7);
+    end(&scene);
 }
 
 /* What is wrong before anything is sent. */
@@ -217,14 +246,12 @@ static void arguments_are_judged_here(void **state)
     static const struct step steps[] = {OPENING};
     const int32_t other[2] = {6, 7}, late[2] = {-1, 1}, rootless[2] = {0, 0};
     const int32_t good[2] = {5, 7}, parents[2] = {-1, 0};
-    struct server server;
+    struct scene scene;
     struct tv_client_round round;
     struct tv_client_problem problem;
     struct tv_client_session_options options;
     struct tv_client_session *none = NULL;
-    start(&server, steps, 2);
-    struct tv_client *client = client_of(&server);
-    struct tv_client_session *session = session_of(client);
+    struct tv_client_session *session = begin(&scene, steps, 2);
     assert_int_equal(tv_client_verify(session, other, parents, 2, &round, &problem), -EINVAL);
     assert_non_null(strstr(problem.detail, "token 6, but 5 is pending"));
     assert_int_equal(tv_client_verify(session, good, late, 2, &round, &problem), -EINVAL);
@@ -238,26 +265,26 @@ static void arguments_are_judged_here(void **state)
     assert_int_equal(tv_client_rollback(session, 0, -1, NULL, &problem), -EINVAL);
     assert_int_equal(tv_client_rollback(session, 4, -1, NULL, &problem), -EINVAL);
     tv_client_session_options_init(&options);
-    assert_int_equal(tv_client_session_create(client, &options, &none, &problem), -EINVAL);
+    assert_int_equal(tv_client_session_create(scene.client, &options, &none, &problem), -EINVAL);
     options.tokens = prompt;
     options.token_count = 3;
     static const char *const seeds[] = {"", "-1", "1e3", "184467440737095516150"};
     for (size_t i = 0; i < sizeof(seeds) / sizeof(seeds[0]); i++) {
         options.sampling.seed = seeds[i];
-        assert_int_equal(tv_client_session_create(client, &options, &none, &problem), -EINVAL);
+        assert_int_equal(tv_client_session_create(scene.client, &options, &none, &problem),
+                         -EINVAL);
     }
     options.sampling.seed = NULL;
     options.cache_salt = "a\"b";
-    assert_int_equal(tv_client_session_create(client, &options, &none, &problem), -EINVAL);
+    assert_int_equal(tv_client_session_create(scene.client, &options, &none, &problem), -EINVAL);
     options.cache_salt = NULL;
     options.sampling.rule = "ratio_wor"; /* needs distributions, which no tree here has */
-    assert_int_equal(tv_client_session_create(client, &options, &none, &problem), -EINVAL);
+    assert_int_equal(tv_client_session_create(scene.client, &options, &none, &problem), -EINVAL);
     assert_null(none);
-    stop(&server);
-    assert_int_equal(server.served, 2);
+    stop(&scene.server);
+    assert_int_equal(scene.server.served, 2);
     assert_fresh(session);
-    tv_client_session_destroy(session);
-    tv_client_destroy(client);
+    end(&scene);
 }
 
 static void life_of_a_session(void **state)
@@ -365,6 +392,7 @@ int main(void)
         cmocka_unit_test(problem_is_mapped),
         cmocka_unit_test(retry_after_is_honoured),
         cmocka_unit_test(answers_that_break_the_contract),
+        cmocka_unit_test(proposals_that_break_the_contract),
         cmocka_unit_test(refusals_without_a_document),
         cmocka_unit_test(arguments_are_judged_here),
         cmocka_unit_test(life_of_a_session),
