@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "have_systemd.h"
 #if TV_HAVE_SYSTEMD
@@ -22,6 +21,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/wait.h"
 
 #define MESSAGE_BYTES 512
 #define MIB           (1 << 20)
@@ -166,11 +166,8 @@ static void *herald_main(void *context)
     int rested = 0;
     (void)pthread_mutex_lock(&herald->lock); /* an ordinary mutex */
     while (!herald->ending) {
-        int64_t until_us = tv_clock_us() + herald->times->look_us;
-        struct timespec until = {.tv_sec = until_us / 1000000,
-                                 .tv_nsec = until_us % 1000000 * 1000};
         /* woken early, it looks early */
-        (void)pthread_cond_timedwait(&herald->changed, &herald->lock, &until);
+        tv_wait_until(&herald->changed, &herald->lock, tv_clock_us() + herald->times->look_us);
         if (!herald->ending) {
             (void)pthread_mutex_unlock(&herald->lock);
             tell(herald, start_us, &seen, &rested);
@@ -181,22 +178,6 @@ static void *herald_main(void *context)
     return NULL;
 }
 
-/* The condition waits by the clock of tv_clock_us. */
-static int cond_make(pthread_cond_t *cond)
-{
-    pthread_condattr_t attr;
-    int rc = pthread_condattr_init(&attr);
-    if (rc != 0) {
-        return -rc;
-    }
-    rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    if (rc == 0) {
-        rc = pthread_cond_init(cond, &attr);
-    }
-    (void)pthread_condattr_destroy(&attr); /* cannot fail on an initialised one */
-    return -rc;
-}
-
 int tv_herald_start(struct tv_herald *herald, const struct tv_model_progress *progress,
                     const struct tv_herald_times *times)
 {
@@ -205,7 +186,7 @@ int tv_herald_start(struct tv_herald *herald, const struct tv_model_progress *pr
     if (!tv_notify_wanted()) {
         return 0;
     }
-    int rc = cond_make(&herald->changed);
+    int rc = tv_wait_init(&herald->changed);
     if (rc != 0) {
         return rc;
     }

@@ -9,11 +9,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/wait.h"
 #include "sched/job.h"
 
 #define LINGER_US         2000 /* a client on the same network is back by then */
@@ -390,24 +390,15 @@ void tv_sched_reload(struct tv_sched *sched, struct tv_config *config,
 
 static int conds_make(struct tv_sched *sched)
 {
-    pthread_condattr_t attr;
-    int rc = pthread_condattr_init(&attr);
-    if (rc != 0) {
-        return -rc;
-    }
-    rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    int rc = tv_wait_init(&sched->wake);
     if (rc == 0) {
-        rc = pthread_cond_init(&sched->wake, &attr);
-    }
-    if (rc == 0) {
-        rc = pthread_cond_init(&sched->compare, &attr);
+        rc = tv_wait_init(&sched->compare);
         if (rc != 0) {
             (void)pthread_cond_destroy(&sched->wake);
         }
     }
-    (void)pthread_condattr_destroy(&attr); /* cannot fail on an initialised one */
     sched->conds_made = rc == 0;
-    return -rc;
+    return rc;
 }
 
 /* Not where the worker would take the processor that the next call's thread needs. */

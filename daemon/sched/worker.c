@@ -8,9 +8,9 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
+#include "base/wait.h"
 #include "sched/job.h"
 
 /* What one turn has to do, put together under the lock. */
@@ -294,9 +294,8 @@ void *tv_sched_worker_main(void *context)
         if (linger(sched, wake_us)) {
             continue;
         }
-        struct timespec until = {.tv_sec = wake_us / 1000000, .tv_nsec = wake_us % 1000000 * 1000};
-        /* whatever it says, the next plan looks at everything again */
-        (void)pthread_cond_timedwait(&sched->wake, &sched->table.lock, &until);
+        /* the next plan looks at everything again */
+        tv_wait_until(&sched->wake, &sched->table.lock, wake_us);
     }
     sched->worker_alive = 0;
     tv_sched_unlock(sched);

@@ -2,6 +2,7 @@
  * test_base.c - digests against known answers, log lines that cannot be forged, checked sizes.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,6 +18,7 @@
 #include "base/digest.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "base/wait.h"
 
 static void hex(const uint8_t *bytes, size_t count, char *text)
 {
@@ -132,6 +134,25 @@ static void test_clocks_and_random(void **state)
     assert_memory_not_equal(a, b, sizeof a);
 }
 
+static void test_a_wait_ends_by_the_clock(void **state)
+{
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t cond;
+    (void)state;
+    assert_int_equal(tv_wait_init(&cond), 0);
+    (void)pthread_mutex_lock(&lock);
+    int64_t until_us = tv_clock_us() + 20000;
+    int32_t waits = 0;
+    while (tv_clock_us() < until_us) {
+        tv_wait_until(&cond, &lock, until_us);
+        waits++;
+    }
+    assert_in_range(waits, 1, 10);         /* it sleeps; it may wake for no reason */
+    tv_wait_until(&cond, &lock, until_us); /* which is over: at once */
+    (void)pthread_mutex_unlock(&lock);
+    assert_int_equal(pthread_cond_destroy(&cond), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -141,6 +162,7 @@ int main(void)
         cmocka_unit_test(test_log_level),
         cmocka_unit_test(test_checked_sizes),
         cmocka_unit_test(test_clocks_and_random),
+        cmocka_unit_test(test_a_wait_ends_by_the_clock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
