@@ -170,13 +170,16 @@ int tv_args_prefill_attn(const struct tv_prefill_attn *args)
         args->v_dim < 1 || args->latent_dim < 1) {
         return -EINVAL;
     }
-    if (args->head_first < 0 || args->head_count < 0 ||
-        args->head_first > args->heads - args->head_count ||
-        (args->head_count == 0 && args->head_first != 0)) {
-        return -EINVAL;
-    }
     if (!dtype_known(args->w_dtype) || !dtype_kv(args->kv_dtype) ||
         !page_size_known(args->page_size) || args->rows > INT_MAX - args->start) {
+        return -EINVAL;
+    }
+    int32_t tokens = args->start + args->rows;
+    if (args->key_first < 0 || args->key_count < 0 || args->key_count > tokens ||
+        args->key_first > tokens - args->key_count ||
+        (args->key_count == 0 && args->key_first != 0) ||
+        (args->key_count > 0 && args->running == NULL) || args->key_first % TV_PREFILL_KEYS != 0 ||
+        (args->key_first + args->key_count < tokens && args->key_count % TV_PREFILL_KEYS != 0)) {
         return -EINVAL;
     }
     return check_pages(args->page_table, (int64_t)args->start + args->rows, args->page_size,

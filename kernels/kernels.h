@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Bumped when a struct below or the table changes; a loader refuses another number. */
-#define TV_KERNELS_ABI 7
+#define TV_KERNELS_ABI 8
 
 /*
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
@@ -139,6 +139,8 @@ struct tv_latent_write {
  * key = [k_up[h] . latent | rope key], value = v_up[h] . latent. The result of a row depends on its
  * position and the cache alone, not on how the prompt was cut into chunks.
  */
+#define TV_PREFILL_KEYS 64 /* tokens are taken by so many */
+
 struct tv_prefill_attn {
     int32_t rows, start;
     int32_t heads, nope_dim, rope_dim, v_dim, latent_dim;
@@ -155,9 +157,13 @@ struct tv_prefill_attn {
     float *out;                /* device [rows, heads, v_dim] */
     void *workspace;
     size_t workspace_bytes;
-    /* Heads to do in this call, the others' part of out is left alone; head_count 0: all. Only
-     * where host_memory is set. */
-    int32_t head_first, head_count;
+    /* Tokens to take in this call, after those before key_first were taken by calls with the same
+     * arguments; key_count 0: all. Both multiples of TV_PREFILL_KEYS, but for a count that reaches
+     * the last one. out is whole after the call that takes the last token, and has the bits that
+     * one call gives; until then it and running [heads, 2, rows] are the calls' own, and none may
+     * read out. Only where host_memory is set. */
+    int32_t key_first, key_count;
+    float *running;
 };
 
 enum tv_router_scoring {

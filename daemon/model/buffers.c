@@ -147,6 +147,9 @@ static int aside_take(struct tv_model *model)
     aside->q =
         array_take(model, heads * (config->nope_dim + config->rope_dim), sizeof(float), &err);
     aside->values = array_take(model, heads * config->v_dim, sizeof(float), &err);
+    if (model->kernels->host_memory) {
+        aside->running = array_take(model, 2 * heads, sizeof(float), &err);
+    }
     aside->taps =
         array_take(model, (int64_t)model->options.tap_count * config->hidden, sizeof(float), &err);
     return err == 0 ? stage_take(model, &aside->stage) : err;

@@ -48,6 +48,7 @@ struct tv_model_buffers {
 /* Stand-ins for the members of the same names. */
 struct tv_model_aside {
     float *x, *q, *values, *taps;
+    float *running; /* [heads, 2, R]: of attention that is cut; for prefill passes alone */
     struct tv_model_stage stage;
 };
 

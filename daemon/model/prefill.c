@@ -9,9 +9,9 @@
 
 #include "model/forward.h"
 
-/* Attention over a long prefix is most of a pass; on host memory it can be interrupted so often in
- * a layer. */
-#define PARTS 4
+/* What a round may have to wait for on host memory: so many rows of a layer's linear parts, or
+ * TV_PREFILL_KEYS tokens of its attention, which over a long prefix is most of a pass. */
+#define PART_ROWS 128
 /* A pass of fewer rows on a device takes no longer than one over a tree: it is left alone. */
 #define DEVICE_ROWS_MIN 64
 
@@ -156,14 +156,45 @@ static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
     if (!is_interruptible(pass) || !model->kernels->host_memory) {
         return model->kernels->prefill_attn(model->kernels, &args);
     }
-    int32_t part = (config->heads + PARTS - 1) / PARTS;
+    int32_t tokens = start + pass->rows;
     int err = 0;
-    for (int32_t head = 0; err == 0 && head < config->heads; head += part) {
-        args.head_first = head;
-        args.head_count = config->heads - head < part ? config->heads - head : part;
-        err = model->kernels->prefill_attn(model->kernels, &args);
-        err = err == 0 ? between(pass) : err;
+    args.running = model->aside.running;
+    for (int32_t key = 0; err == 0 && key < tokens; key += TV_PREFILL_KEYS) {
+        err = between(pass);
+        if (err == 0) {
+            args.key_first = key;
+            args.key_count = tokens - key < TV_PREFILL_KEYS ? tokens - key : TV_PREFILL_KEYS;
+            err = model->kernels->prefill_attn(model->kernels, &args);
+        }
     }
+    return err;
+}
+
+/* The rest of the layer; between its parts nothing is kept but the rows' own values. */
+static int rest(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    if (!is_interruptible(pass) || !model->kernels->host_memory) {
+        return tv_forward_rest(pass, layer);
+    }
+    int32_t rows = pass->rows;
+    int err = 0;
+    for (int32_t first = 0; err == 0 && first < rows; first += PART_ROWS) {
+        err = between(pass);
+        if (err != 0) {
+            break;
+        }
+        struct tv_model_buffers *b = &model->buffers;
+        float *x = b->x, *values = b->values;
+        b->x += (int64_t)first * config->hidden;
+        b->values += (int64_t)first * config->heads * config->v_dim;
+        pass->rows = rows - first < PART_ROWS ? rows - first : PART_ROWS;
+        err = tv_forward_rest(pass, layer);
+        b->x = x;
+        b->values = values;
+    }
+    pass->rows = rows;
     return err;
 }
 
@@ -180,7 +211,7 @@ static int layers_run(struct tv_forward *pass, const struct tv_cache_seq *seq,
             err = attention(pass, layer, seq->len, page_table);
         }
         if (err == 0) {
-            err = tv_forward_rest(pass, layer);
+            err = rest(pass, layer);
         }
         if (err == 0) {
             err = between(pass);

@@ -16,6 +16,8 @@
 
 enum { BLOCK = TV_CPU_BLOCK, TILE = TV_CPU_TILE };
 
+_Static_assert(TILE == TV_PREFILL_KEYS, "calls are cut between tiles");
+
 struct job {
     const struct tv_prefill_attn *args;
     const struct tv_cpu *cpu;
@@ -148,22 +150,46 @@ static void attend_block(const struct job *job, const struct scratch *s, int32_t
                          out + r * o_stride, o_stride);
 }
 
-static void run_head(void *arg, int32_t index, int32_t thread)
+static void begin_head(const struct job *job, const struct scratch *s, int32_t h)
 {
-    const struct job *job = arg;
     const struct tv_prefill_attn *a = job->args;
-    int32_t h = a->head_first + index;
-    struct scratch s = {.kv = NULL};
-    (void)carve(a, (char *)a->workspace + (size_t)thread * job->scratch_bytes, &s);
     for (int32_t r = 0; r < a->rows; r++) {
-        s.max[r] = -INFINITY;
-        s.sum[r] = 0.0f;
+        s->max[r] = -INFINITY;
+        s->sum[r] = 0.0f;
         memset(a->out + ((int64_t)r * a->heads + h) * a->v_dim, 0,
                (size_t)a->v_dim * sizeof(float));
     }
+}
+
+static void end_head(const struct job *job, const struct scratch *s, int32_t h)
+{
+    const struct tv_prefill_attn *a = job->args;
+    for (int32_t r = 0; r < a->rows; r++) {
+        float *out = a->out + ((int64_t)r * a->heads + h) * a->v_dim;
+        float factor = 1.0f / s->sum[r];
+        for (int32_t d = 0; d < a->v_dim; d++) {
+            out[d] *= factor;
+        }
+    }
+}
+
+static void run_head(void *arg, int32_t h, int32_t thread)
+{
+    const struct job *job = arg;
+    const struct tv_prefill_attn *a = job->args;
+    struct scratch s = {.kv = NULL};
+    (void)carve(a, (char *)a->workspace + (size_t)thread * job->scratch_bytes, &s);
+    if (a->key_count > 0) { /* a later call goes on from them */
+        s.max = a->running + (int64_t)h * 2 * a->rows;
+        s.sum = s.max + a->rows;
+    }
+    if (a->key_first == 0) {
+        begin_head(job, &s, h);
+    }
     int32_t tokens = a->start + a->rows;
-    for (int32_t first = 0; first < tokens; first += TILE) {
-        int32_t count = tokens - first < TILE ? tokens - first : TILE;
+    int32_t end = a->key_count > 0 ? a->key_first + a->key_count : tokens;
+    for (int32_t first = a->key_first; first < end; first += TILE) {
+        int32_t count = end - first < TILE ? end - first : TILE;
         int32_t from = first > a->start ? first - a->start : 0; /* the first row that sees it */
         expand_tile(job, &s, thread, h, first, count);
         for (; from < a->rows; from += BLOCK) {
@@ -172,12 +198,8 @@ static void run_head(void *arg, int32_t index, int32_t thread)
         }
         tv_cpu_pool_step(job->cpu->pool);
     }
-    for (int32_t r = 0; r < a->rows; r++) {
-        float *out = a->out + ((int64_t)r * a->heads + h) * a->v_dim;
-        float factor = 1.0f / s.sum[r];
-        for (int32_t d = 0; d < a->v_dim; d++) {
-            out[d] *= factor;
-        }
+    if (end == tokens) {
+        end_head(job, &s, h);
     }
 }
 
@@ -202,7 +224,6 @@ int tv_cpu_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *args
         .kv_dim = args->latent_dim + args->rope_dim,
         .scratch_bytes = carve(args, NULL, NULL),
     };
-    int32_t count = args->head_count > 0 ? args->head_count : args->heads;
-    tv_cpu_run(k, count, INT64_MAX, run_head, &job);
+    tv_cpu_run(k, args->heads, INT64_MAX, run_head, &job);
     return 0;
 }

@@ -80,7 +80,7 @@ static int args_check(const struct tv_prefill_attn *a)
                  a->rows <= INT32_MAX - PREFILL_SEGMENT - a->start && a->heads >= 1 &&
                  a->heads <= TV_HEADS_MAX && a->nope_dim >= 0 && a->rope_dim >= 0 &&
                  a->nope_dim + a->rope_dim >= 1 && a->v_dim >= 1 && a->latent_dim >= 1 &&
-                 a->head_first == 0 && a->head_count == 0;
+                 a->key_first == 0 && a->key_count == 0;
     return page && shape && a->kv_dtype != TV_F16 ? 0 : -EINVAL;
 }
 

@@ -11,6 +11,7 @@ struct problem {
     struct tv_prefill_attn args; /* host pointers */
     float *kv;                   /* [tokens, latent + rope] */
     int32_t tokens;
+    int32_t keys; /* that a call takes, where a backend can stop in between; 0: all */
 };
 
 struct dims {
@@ -96,7 +97,19 @@ static void run(struct check *c, struct tv_kernels *k, const struct problem *p, 
     a.workspace_bytes = k->prefill_attn_workspace(k, &a);
     a.workspace =
         on_device ? check_poisoned(c, a.workspace_bytes) : check_host(c, a.workspace_bytes);
-    if (check_ok(c, k->prefill_attn(k, &a), "prefill_attn") && on_device) {
+    int rc = 0;
+    if (p->keys > 0 && k->host_memory) {
+        size_t bytes = (size_t)a.heads * 2 * (size_t)rows * sizeof(float);
+        a.running = check_poisoned(c, bytes);
+        for (; rc == 0 && a.key_first + p->keys < start + rows; a.key_first += p->keys) {
+            a.key_count = p->keys;
+            rc = k->prefill_attn(k, &a);
+            memset(a.workspace, 0xff, a.workspace_bytes); /* another's meanwhile */
+        }
+        a.key_count = start + rows - a.key_first;
+    }
+    rc = rc == 0 ? k->prefill_attn(k, &a) : rc;
+    if (check_ok(c, rc, "prefill_attn") && on_device) {
         check_download(c, out + (size_t)start * out_row, a.out,
                        (size_t)rows * out_row * sizeof(float));
     }
@@ -123,6 +136,13 @@ static void one(struct check *c, const struct problem *problem)
         run(c, c->other, &p, 0, p.tokens, 32, parts);
         check_same(c, parts, whole, bytes, "prefill_attn with another thread count");
     }
+    p.keys = TV_PREFILL_KEYS * check_range(c, 1, 2);
+    memset(parts, 0, bytes);
+    run(c, c->k, &p, cut, p.tokens - cut, 64, parts);
+    check_same(c, parts + (int64_t)cut * p.args.heads * p.args.v_dim,
+               whole + (int64_t)cut * p.args.heads * p.args.v_dim,
+               (size_t)(count - (int64_t)cut * p.args.heads * p.args.v_dim) * sizeof(float),
+               "prefill_attn with some keys a call");
     check_release(c);
 }
 
