@@ -221,12 +221,10 @@ static void pages_evict(struct tv_cache *cache, int32_t count)
     }
 }
 
-/* What nobody holds is evicted for it, so it counts as free; only when that is not enough are
- * holders asked. */
-int tv_cache_pages_take(struct tv_cache *cache, int32_t count, int32_t *pages,
-                        struct tv_cache_shortage *ret_shortage)
+/* Lock held, and given up for a while: are there `count` pages that can be had? What nobody holds
+ * is evicted for it, so it counts as free; only when that is not enough are holders asked. */
+static int room_look(struct tv_cache *cache, int32_t count, struct tv_cache_shortage *ret_shortage)
 {
-    pthread_mutex_lock(&cache->lock);
     if (cache->free_count + cache->cached_count < count && cache->reclaim != NULL) {
         pthread_mutex_unlock(&cache->lock);
         cache->reclaim(cache->reclaim_context, count);
@@ -234,10 +232,30 @@ int tv_cache_pages_take(struct tv_cache *cache, int32_t count, int32_t *pages,
     }
     int64_t free_count = cache->free_count + cache->cached_count;
     if (free_count < count) {
-        pthread_mutex_unlock(&cache->lock);
         ret_shortage->pages_needed = count;
         ret_shortage->pages_free = free_count;
         return -ENOSPC;
+    }
+    return 0;
+}
+
+int tv_cache_room(struct tv_cache *cache, int64_t pages, struct tv_cache_shortage *ret_shortage)
+{
+    int32_t count = pages < INT32_MAX ? (int32_t)pages : INT32_MAX;
+    pthread_mutex_lock(&cache->lock);
+    int rc = room_look(cache, count, ret_shortage);
+    pthread_mutex_unlock(&cache->lock);
+    return rc;
+}
+
+int tv_cache_pages_take(struct tv_cache *cache, int32_t count, int32_t *pages,
+                        struct tv_cache_shortage *ret_shortage)
+{
+    pthread_mutex_lock(&cache->lock);
+    int rc = room_look(cache, count, ret_shortage);
+    if (rc != 0) {
+        pthread_mutex_unlock(&cache->lock);
+        return rc;
     }
     pages_evict(cache, count);
     int stale = 0;

@@ -65,6 +65,10 @@ void *tv_cache_layer(const struct tv_cache *cache, int32_t layer);
 /* Physical row (page * page_size + row) of logical row `row`, which is below len + scratch. */
 int64_t tv_cache_slot(const struct tv_cache *cache, const struct tv_cache_seq *seq, int32_t row);
 
+/* Could `pages` pages be taken now? Takes none; asks holders for theirs as a reserve does. 0, or
+ * -ENOSPC with *ret_shortage. */
+int tv_cache_room(struct tv_cache *cache, int64_t pages, struct tv_cache_shortage *ret_shortage);
+
 /* Make rows [len, len + rows) writable: takes pages (evicts those that nobody holds when none is
  * free), and copies the tail page first when somebody else holds it too. -ENOSPC with *ret_shortage
  * and nothing changed; -ENOMEM; -EIO. */

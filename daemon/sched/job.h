@@ -109,6 +109,7 @@ struct job {
     int32_t *tokens; /* prefill: the request's, or owned when keep_pending put one before */
     int owns_tokens;
     int32_t token_count, token_done;
+    int admitted;              /* its first slice has begun: there was room for all of it */
     struct tv_digest *borders; /* [border_count], owned: of the prompt's whole pages; NULL: none */
     int32_t border_count;
     struct tv_round_rule rule;

@@ -70,12 +70,42 @@ static int slice_run(struct tv_sched *sched, struct job *job, int32_t count,
     return rc != 0 ? rc : tv_sched_hidden_slice(job, job->token_done, count, &hidden);
 }
 
-/* Is there, or can there be, room for all that is left of the prompt? Then for this slice too. */
+/* Pages that the rest of a prompt takes, beside those it has. */
+static int64_t pages_left(const struct tv_sched *sched, const struct job *job)
+{
+    int64_t page = sched->table.params.page_size;
+    int64_t at = job->token_done + (job->own_context ? 0 : job->session->len);
+    int64_t end = at + job->token_count - job->token_done;
+    return (end + page - 1) / page - (at + page - 1) / page;
+}
+
+/* Before the first slice: room for the whole prompt beside what the prompts under way will take, or
+ * -ENOSPC with nothing computed. Two that fit alone do not stop each other half way. */
+static int room_find(struct tv_sched *sched, struct job *job)
+{
+    int64_t promised = 0, own = pages_left(sched, job);
+    for (const struct job *one = sched->running.first; one != NULL; one = one->next) {
+        int under_way = one != job && one->stage == JOB_PREFILL && one->admitted;
+        promised += under_way ? pages_left(sched, one) : 0;
+    }
+    struct tv_cache_shortage all = {0};
+    int rc = tv_engine_room(sched->engine, own + promised, &all);
+    while (rc == -ENOSPC && tv_sched_idle_give(sched, &all)) {
+        rc = tv_engine_room(sched->engine, own + promised, &all);
+    }
+    if (rc == -ENOSPC) {
+        job->shortage.pages_needed = own;
+        job->shortage.pages_free = all.pages_free > promised ? all.pages_free - promised : 0;
+    }
+    job->admitted = rc == 0;
+    return rc;
+}
+
+/* A round took what was meant for the prompt. */
 static int idle_give(struct tv_sched *sched, const struct job *job)
 {
     struct tv_cache_shortage all = job->shortage;
-    int32_t page = sched->table.params.page_size;
-    int64_t left = ((int64_t)job->token_count - job->token_done + page - 1) / page;
+    int64_t left = pages_left(sched, job);
     all.pages_needed = left > all.pages_needed ? left : all.pages_needed;
     return tv_sched_idle_give(sched, &all);
 }
@@ -84,8 +114,9 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t row
 {
     int draws = job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_EXTEND;
     struct tv_drawn drawn = {0};
-    if (job->token_done == 0) {
+    if (!job->admitted) {
         int rc = begin(sched, job);
+        rc = rc == 0 ? room_find(sched, job) : rc;
         if (rc != 0) {
             tv_sched_job_fail_rc(sched, job, rc);
             return;

@@ -53,6 +53,12 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
     *ret_facts = facts;
 }
 
+int tv_engine_room(const struct tv_engine *engine, int64_t pages,
+                   struct tv_cache_shortage *ret_shortage)
+{
+    return engine->cache != NULL ? tv_cache_room(engine->cache, pages, ret_shortage) : 0;
+}
+
 void tv_engine_pages(const struct tv_engine *engine, struct tv_cache_counts *ret_counts)
 {
     memset(ret_counts, 0, sizeof *ret_counts);

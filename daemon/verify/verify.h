@@ -187,6 +187,9 @@ struct tv_engine_facts {
 /* Any thread. */
 void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret_facts);
 /* The pool's accounting, zeros without a cache. Any thread. */
+/* tv_cache_room of its pool; worker thread. */
+int tv_engine_room(const struct tv_engine *engine, int64_t pages,
+                   struct tv_cache_shortage *ret_shortage);
 void tv_engine_pages(const struct tv_engine *engine, struct tv_cache_counts *ret_counts);
 
 /* Rows of the pool that the self-test keeps for good, at most. */

@@ -168,6 +168,25 @@ static void test_nobody_gives_in_vain(void **state)
 }
 
 /* The key that holds most gives first, also where another's session is idle for longer. */
+/* Slices are 16 rows, so most of the refused prompt would have had room. */
+static void test_a_prompt_has_room_for_all_before_its_first_slice(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client used, fits;
+    open_as(fixture, &used, "a", 300);
+    const _Atomic uint64_t *computed = &fixture->sched->stats->prefill_tokens;
+    uint64_t before = atomic_load(computed);
+    assert_int_equal(before, 300);
+    assert_full(fixture, "b", 81); /* 6 pages; 5 are left */
+    assert_int_equal(atomic_load(computed), before);
+    assert_conserved(fixture);
+    open_as(fixture, &fits, "b", 80);
+    assert_int_equal(atomic_load(computed), before + 80);
+    (void)snprintf(fixture->principal, sizeof fixture->principal, "a");
+    call_release(fixture, call_chain(fixture, &used, 2), 200); /* its last page has room */
+    assert_conserved(fixture);
+}
+
 static void test_who_has_most_gives(void **state)
 {
     struct fixture *fixture = *state;
@@ -220,6 +239,7 @@ int main(void)
         CASE(test_pages_are_its_own_for_a_while),
         CASE(test_a_round_gets_them_too),
         CASE(test_nobody_gives_in_vain),
+        CASE(test_a_prompt_has_room_for_all_before_its_first_slice),
         CASE(test_who_has_most_gives),
         CASE(test_what_is_used_stays),
     };
