@@ -13,7 +13,7 @@ import os
 
 import torch
 
-ABI = 7
+ABI = 8
 F32, BF16 = 0, 1
 LATENT, ROPE = 512, 64
 
