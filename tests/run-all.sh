@@ -70,7 +70,7 @@ sys.exit(1 if failed or not passed else 0)
 PY
 }
 
-if ! tv_packages_install $tv_packages_build $tv_packages_test; then
+if ! tv_packages_install $tv_packages_build $tv_packages_test $tv_packages_package; then
     failed_builds=$((failed_builds + 1))
 fi
 mkdir -p build
