@@ -1,0 +1,197 @@
+/*
+ * test_snapshot_faults.c - the n-th allocation, write or read of a stop's snapshot fails, and of
+ * the start that reads it, for every n.
+ *
+ * A session is then there as it was, or it is not there at all; nothing is leaked, no page is held
+ * for nothing, and the daemon serves.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "faults.h"
+#include "test_sched_fixture.h"
+
+#define PAGES  64
+#define SECOND INT64_C(1000000)
+
+struct world {
+    struct fixture fixture;
+    struct client client;
+    char dir[64];
+};
+
+static const char *const suffixes[] = {"", ".new", ".reading", ".refused"};
+
+/* How many of the files there are; they go. */
+static int files_remove(const struct world *world)
+{
+    int count = 0;
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
+        char path[128];
+        (void)snprintf(path, sizeof path, "%s/sessions.snapshot%s", world->dir, suffixes[i]);
+        count += unlink(path) == 0;
+    }
+    return count;
+}
+
+static int world_setup(void **state)
+{
+    struct world *world = calloc(1, sizeof *world);
+    const char *base = getenv("TMPDIR");
+    assert_non_null(world);
+    (void)snprintf(world->dir, sizeof world->dir, "%.40s/snap-XXXXXX",
+                   base != NULL && strlen(base) < 40 ? base : "/tmp");
+    assert_non_null(mkdtemp(world->dir));
+    *state = world;
+    return 0;
+}
+
+static int world_teardown(void **state)
+{
+    struct world *world = *state;
+    (void)files_remove(world);
+    int rc = rmdir(world->dir);
+    free(world);
+    return rc;
+}
+
+static void begin(struct world *world)
+{
+    fixture_start_pages(&world->fixture, PAGES);
+    world->fixture.config.snapshot_bytes = 1 << 20;
+}
+
+static void restore(struct world *world)
+{
+    tv_sched_restore(world->fixture.sched, world->dir, tv_clock_unix_ms(), NULL, NULL);
+}
+
+/* A process that leaves a session of two rounds behind; n > 0: what fails of its snapshot. 1: it
+ * did. */
+static int leave(struct world *world, unsigned kinds, int n)
+{
+    begin(world);
+    restore(world);
+    client_open(&world->fixture, &world->client, 70, "");
+    for (int i = 0; i < 2; i++) {
+        struct tv_call *call = call_chain(&world->fixture, &world->client, 3);
+        (void)call_wait(call);
+        assert_reply(call, 200);
+        client_advance(&world->fixture, &world->client, 3);
+        call_free(call);
+    }
+    tv_sched_end(world->fixture.sched);
+    if (n > 0) {
+        fault_arm(kinds, n);
+    }
+    tv_sched_save(world->fixture.sched, tv_clock_us() + 60 * SECOND);
+    int failed = n > 0 && fault_disarm();
+    fixture_stop(&world->fixture);
+    return failed;
+}
+
+/* The session is as it was (1), or there is none, and no page is held (0). A new one can be had. */
+static int is_back(struct world *world)
+{
+    struct tv_cache_counts counts;
+    struct client other;
+    int count = world->fixture.sched->table.count;
+    if (count > 0) {
+        client_check(&world->fixture, &world->client);
+    }
+    tv_cache_counts(world->fixture.engine->cache, &counts);
+    assert_int_equal(counts.held, count * ((world->client.len + 15) / 16));
+    assert_int_equal(counts.free + counts.cached + counts.held, PAGES);
+    client_open(&world->fixture, &other, 20, "");
+    return count > 0;
+}
+
+static void stops_whose_snapshot_fails(void **state)
+{
+    struct world *world = *state;
+    static const unsigned kinds[] = {FAULT_MEMORY, FAULT_FILE};
+    for (size_t k = 0; k < 2; k++) {
+        int failed = 1, back = 0;
+        for (int n = 1; failed; n++) {
+            int64_t blocks = fault_blocks(), descriptors = fault_descriptors();
+            failed = leave(world, kinds[k], n);
+            begin(world);
+            restore(world);
+            back = is_back(world);
+            fixture_stop(&world->fixture);
+            assert_int_equal(files_remove(world), 0); /* what was left was read, or never there */
+            assert_int_equal(fault_blocks(), blocks);
+            assert_int_equal(fault_descriptors(), descriptors);
+            if (!failed) {
+                print_message("kind %u: %d calls\n", kinds[k], n - 1);
+                assert_true(n > 4);
+            }
+        }
+        assert_true(back);
+    }
+}
+
+static void starts_that_cannot_read_it(void **state)
+{
+    struct world *world = *state;
+    static const unsigned kinds[] = {FAULT_MEMORY, FAULT_FILE, FAULT_END};
+    for (size_t k = 0; k < 3; k++) {
+        int failed = 1, back = 0;
+        for (int n = 1; failed; n++) {
+            (void)leave(world, 0, 0);
+            int64_t blocks = fault_blocks(), descriptors = fault_descriptors();
+            begin(world);
+            fault_arm(kinds[k], n);
+            restore(world);
+            failed = fault_disarm();
+            back = is_back(world);
+            fixture_stop(&world->fixture);
+            (void)files_remove(world);
+            assert_int_equal(fault_blocks(), blocks);
+            assert_int_equal(fault_descriptors(), descriptors);
+            if (!failed) {
+                print_message("kind %u: %d calls\n", kinds[k], n - 1);
+                assert_true(n > 3);
+            }
+        }
+        assert_true(back);
+    }
+}
+
+/* A read that gives less than was asked for, or is interrupted, is gone on with. */
+static void reads_in_pieces(void **state)
+{
+    struct world *world = *state;
+    static const unsigned kinds[] = {FAULT_SHORT, FAULT_AGAIN};
+    for (size_t k = 0; k < 2; k++) {
+        int failed = 1;
+        for (int n = 1; failed; n++) {
+            (void)leave(world, 0, 0);
+            begin(world);
+            fault_arm(kinds[k], n);
+            restore(world);
+            failed = fault_disarm();
+            assert_true(is_back(world));
+            fixture_stop(&world->fixture);
+            assert_int_equal(files_remove(world), 0);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(stops_whose_snapshot_fails, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(starts_that_cannot_read_it, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(reads_in_pieces, world_setup, world_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
