@@ -255,13 +255,22 @@ struct facts {
     int32_t page_count, kept_count;
 };
 
+static int is_nul(const char *text, size_t from, size_t to)
+{
+    while (from < to && text[from] == '\0') {
+        from++;
+    }
+    return from == to;
+}
+
 /* 1: an id of ours, with NUL behind it. */
 static int is_id(const char id[32])
 {
     static const char letters[] =
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     size_t length = strnlen(id, 32);
-    return length == 24 && id[0] == 's' && id[1] == '_' && strspn(id + 2, letters) == 22;
+    return length == 24 && id[0] == 's' && id[1] == '_' && strspn(id + 2, letters) == 22 &&
+           is_nul(id, length, 32);
 }
 
 static int is_principal(const char principal[SNAPSHOT_PRINCIPAL_BYTES])
@@ -272,7 +281,7 @@ static int is_principal(const char principal[SNAPSHOT_PRINCIPAL_BYTES])
             return 0;
         }
     }
-    return length <= 32;
+    return length <= 32 && is_nul(principal, length, SNAPSHOT_PRINCIPAL_BYTES);
 }
 
 static int within(double number, double low, double high)

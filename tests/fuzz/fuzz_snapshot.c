@@ -1,0 +1,168 @@
+/*
+ * fuzz_snapshot.c - a snapshot from anybody: the frame as it comes, or one session under checksums
+ * that fit.
+ *
+ * First byte even: the rest is the file. Odd: it says how many pages there are, the rest is the
+ * body of a session, around which a sound file is made; so what stands behind the checksums is
+ * reached. A session that is taken must be one that a table could have, and be written again as it
+ * was read.
+ */
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fuzz.h"
+#include "session/session.h"
+
+#define VOCAB     300
+#define MAX_LEN   4096
+#define PAGE      16
+#define FINISH_AT 116 /* of a body: finish and max_len may be told by a lower limit */
+
+static const struct tv_snapshot_layout layout = {
+    .layers = 1, .page_size = PAGE, .row_dim = 1, .vocab = VOCAB, .maker = "fuzz"};
+
+struct file {
+    const uint8_t *data;
+    size_t bytes;
+};
+
+static int file_read(void *context, uint64_t offset, void *to, size_t bytes)
+{
+    const struct file *file = context;
+    REQUIRE(offset <= file->bytes && bytes <= file->bytes - offset);
+    memcpy(to, file->data + offset, bytes);
+    return 0;
+}
+
+/* A file of one session with this body and so many pages of zeros; malloc'd, or NULL. */
+static uint8_t *seal(const uint8_t *body, size_t bytes, uint32_t pages, size_t *ret_bytes)
+{
+    size_t page_bytes = tv_snapshot_page_bytes(&layout);
+    size_t total =
+        TV_SNAPSHOT_HEADER_BYTES + 2 * TV_SNAPSHOT_HEAD_BYTES + bytes + pages * (page_bytes + 32);
+    uint8_t *data = calloc(1, total), *at = data;
+    struct tv_snapshot_bytes text = {.bytes = bytes};
+    struct tv_sha256 heads;
+    text.data = malloc(bytes + 1); /* what is summed is not written to, but is no const either */
+    if (data == NULL || text.data == NULL) {
+        free(text.data);
+        free(data);
+        return NULL;
+    }
+    if (bytes > 0) {
+        memcpy(text.data, body, bytes);
+    }
+    tv_sha256_init(&heads);
+    tv_snapshot_write_header(&layout, 1, at);
+    at += TV_SNAPSHOT_HEADER_BYTES;
+    tv_snapshot_write_head(&text, pages, &heads, at);
+    at += TV_SNAPSHOT_HEAD_BYTES;
+    memcpy(at, text.data, bytes);
+    at += bytes;
+    for (uint32_t i = 0; i < pages; i++) {
+        tv_snapshot_page_sum(at, page_bytes, i, at + page_bytes);
+        at += page_bytes + 32;
+    }
+    tv_snapshot_write_end(1, pages, &heads, at);
+    tv_snapshot_bytes_finish(&text);
+    *ret_bytes = total;
+    return data;
+}
+
+static void check_session(const struct tv_session *session, const struct tv_snapshot_pages *pages)
+{
+    struct tv_digest digest = session->root;
+    REQUIRE(session->len >= 1 && session->len < session->max_len && session->max_len <= MAX_LEN);
+    REQUIRE(strlen(session->id) == 24 && strlen(session->principal) <= 32);
+    REQUIRE(session->pending >= 0 && session->pending < VOCAB);
+    REQUIRE(session->next_seq >= 1 && session->held.seq == 0 && session->context == NULL);
+    REQUIRE(pages->count == (session->len + PAGE - 1) / PAGE && pages->exact <= session->len);
+    REQUIRE(session->kept_count <= TV_REPLAY_ROUNDS_MAX && session->stop_count <= TV_STOP_IDS_MAX);
+    for (int32_t i = 0; i < session->len; i++) {
+        REQUIRE(session->tokens[i] >= 0 && session->tokens[i] < VOCAB);
+        tv_digest_push(&digest, session->tokens[i]);
+        REQUIRE((i + 1) % PAGE != 0 ||
+                memcmp(&session->borders[i / PAGE], &digest, sizeof digest) == 0);
+    }
+    REQUIRE(memcmp(&digest, &session->digest, sizeof digest) == 0);
+    for (int32_t i = 0; i < session->kept_count; i++) {
+        const struct tv_session_kept *kept = &session->kept[i];
+        REQUIRE(kept->outcome_at + kept->outcome_bytes <= kept->body_bytes);
+        REQUIRE(kept->seq < session->next_seq && tv_session_kept_of(session, kept->seq) == kept);
+    }
+}
+
+/* It says the same again, but for what this server's limit changes. */
+static void check_again(const struct tv_session *session, const struct tv_snapshot_pages *pages,
+                        const uint8_t *body, size_t bytes)
+{
+    struct tv_snapshot_bytes again;
+    tv_snapshot_write_body(session, pages, &again);
+    REQUIRE(again.failed || again.bytes == bytes);
+    REQUIRE(again.failed ||
+            (memcmp(again.data, body, FINISH_AT) == 0 &&
+             memcmp(again.data + FINISH_AT + 8, body + FINISH_AT + 8, bytes - FINISH_AT - 8) == 0));
+    tv_snapshot_bytes_finish(&again);
+}
+
+/* body: what the only session's must be; NULL: whatever the file says. */
+static void read_all(const struct file *file, const struct tv_sessions *table, const uint8_t *body,
+                     size_t body_bytes)
+{
+    const struct tv_snapshot_source source = {
+        .read = file_read, .context = (void *)(uintptr_t)file, .size = file->bytes};
+    struct tv_snapshot_reader reader;
+    struct tv_snapshot_pages pages;
+    struct tv_session *session = NULL;
+    uint8_t page[PAGE * 4];
+    char id[32], error[200] = "";
+    int rc = tv_snapshot_open(&source, &layout, &reader, error, sizeof error);
+    REQUIRE(rc == 0 || error[0] != '\0');
+    REQUIRE(rc == 0 || body == NULL || body_bytes < 400 || rc == -ENOMEM || rc == -EBADMSG);
+    while (rc == 0 && (rc = tv_snapshot_next(&reader, table, VOCAB, &session, &pages, id, error,
+                                             sizeof error)) != 0) {
+        if (rc == 1) {
+            check_session(session, &pages);
+            for (int32_t i = 0; i < pages.count; i++) {
+                (void)tv_snapshot_page(&reader, pages.numbers[i], page); /* damaged, or not */
+            }
+            if (body != NULL) {
+                check_again(session, &pages, body, body_bytes);
+            }
+            tv_snapshot_pages_finish(&pages);
+            tv_session_destroy(session);
+        }
+        rc = 0;
+    }
+    tv_snapshot_close(&reader);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    const struct tv_sessions_params params = {
+        .sessions_max = 4, .page_size = PAGE, .model_max_len = MAX_LEN};
+    static struct tv_sessions table; /* nothing is ever put into it */
+    static int made;
+    if (!made) {
+        REQUIRE(tv_sessions_init(&table, &params) == 0);
+        made = 1;
+    }
+    if (bytes == 0) {
+        return 0;
+    }
+    if (data[0] % 2 == 0) {
+        const struct file file = {data + 1, bytes - 1};
+        read_all(&file, &table, NULL, 0);
+    } else {
+        size_t sealed_bytes = 0;
+        uint8_t *sealed = seal(data + 1, bytes - 1, data[0] / 2, &sealed_bytes);
+        const struct file file = {sealed, sealed_bytes};
+        if (sealed != NULL) {
+            read_all(&file, &table, data + 1, bytes - 1);
+        }
+        free(sealed);
+    }
+    return 0;
+}
