@@ -12,7 +12,7 @@ from real import RealDaemon
 
 PROMPT = [(37 * i + 5) % 250 for i in range(70)]
 WANT = {"logits": {"rows": "all", "dtype": "f32"}}
-SIZES = ("--page-size", "16", "--pages", "60", "--drain-grace-s", "0")
+SIZES = ("--page-size", "16", "--pages", "60", "--drain-grace-s", "0", "--snapshot-bytes", str(1 << 30))
 KEYS = "alice:verify:alice-secret-0123456789\nbob:verify:bob-secret-0123456789\n"
 FILE = "sessions.snapshot"
 
@@ -124,7 +124,8 @@ class SnapshotTest(unittest.TestCase):
             self.assertIsNone(self.moved(caller, state))
             caller.close()
         self.assertEqual(os.listdir(self.dir), [FILE + ".refused"])
-        states, log = self.stopped_with_sessions("--snapshot-bytes", str(2 * size), count=3)
+        self.options = (*SIZES[:-1], str(2 * size), "--state-dir", self.dir)
+        states, log = self.stopped_with_sessions(count=3)
         self.assertIn(f"session {states[0]['session']} of 71 tokens is not kept: it does not fit into snapshot_bytes", log)
         self.assertIn("2 sessions are kept for the next start", log)
         self.assertTrue(size < os.path.getsize(self.path()) <= 2 * size)

@@ -2,7 +2,8 @@
 
 Every answer is checked against proto/openapi.yaml. A Daemon is a context manager; its output goes to a
 file that is shown when the process dies. No test sleeps: the start is read from the `listening` line. Every
-daemon that a test starts has its pool poisoned, like the C fixtures', unless TREEVERIFY_POISON says otherwise.
+daemon that a test starts has its pool poisoned, like the C fixtures', unless TREEVERIFY_POISON says otherwise, and
+keeps no sessions for the next one (which might be another test's) unless the test asks for it.
 """
 
 import base64
@@ -22,6 +23,7 @@ CONTRACT = Contract(
 )
 
 os.environ.setdefault("TREEVERIFY_POISON", "on")
+os.environ["TREEVERIFY_SNAPSHOT_BYTES"] = "0"
 
 
 class Problem(Exception):

@@ -1,0 +1,49 @@
+"""A server that is stopped and started again under a client: the session goes on, and nothing is asked for twice."""
+
+import tempfile
+import unittest
+
+from harness import GREEDY, MODEL, QUICK, SEEDED, SERVER, Daemon, main, prompts, url_of
+
+from treeverify import Client, Tree
+
+
+class RestartTest(unittest.TestCase):
+    def test_sessions_outlive_their_server(self):
+        options = ("--threads", "1", "--pages", "80", "--drain-grace-s", "0", "--snapshot-bytes", str(1 << 30))
+        prompt = prompts(1)[0]
+        with tempfile.TemporaryDirectory() as state_dir:
+            options = (*options, "--state-dir", state_dir)
+            with Daemon(SERVER, MODEL, *options) as first:
+                port = first.port
+                client = Client(url_of(first), retry=QUICK, timeout_s=60)
+                sessions, plain = [], []
+                for sampling in (GREEDY, SEEDED):
+                    with client.session(prompt, sampling=sampling) as session:
+                        session.decode(29)
+                        plain.append(session.new_tokens)
+                    sessions.append(client.session(prompt, sampling=sampling, lease_s=600))
+                    sessions[-1].decode(4)
+                ids = [session.id for session in sessions]
+                held = client.session(prompt, sampling=GREEDY, lease_s=600)
+                held.verify(Tree([held.pending], [-1]), hold=True)
+                # a round whose answer never comes: it is done, and the client does not know
+                body = {"seq": 2, "epoch": sessions[0].epoch, "expected_len": sessions[0].committed_len, "max_tokens": 3}
+                raw = first.client()
+                raw.post(f"/v1/sessions/{ids[0]}/decode", body)
+                raw.close()
+            with Daemon(SERVER, MODEL, *options, "--listen", f"127.0.0.1:{port}"):
+                rounds = [session.decode(3) for session in sessions]
+                self.assertEqual([round.recovered for round in rounds], ["resync", "resync"])
+                self.assertEqual([session.id for session in sessions], ids)
+                for session, text in zip(sessions, plain):
+                    session.decode(6)
+                    self.assertIsNone(session.decode(2).recovered)
+                    self.assertEqual(session.new_tokens, text[: len(session.new_tokens)])
+                round = held.decode(2)
+                self.assertEqual((round.recovered, held.new_tokens), ("resync", plain[0][:3]))
+                client.close()
+
+
+if __name__ == "__main__":
+    main()
