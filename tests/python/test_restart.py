@@ -10,7 +10,8 @@ from treeverify import Client, Tree
 
 class RestartTest(unittest.TestCase):
     def test_sessions_outlive_their_server(self):
-        options = ("--threads", "1", "--pages", "80", "--drain-grace-s", "0", "--snapshot-bytes", str(1 << 30))
+        options = ("--threads", "1", "--pages", "80", "--drain-grace-s", "0", "--listen-admin", "off")
+        options = (*options, "--snapshot-bytes", str(1 << 30))
         prompt = prompts(1)[0]
         with tempfile.TemporaryDirectory() as state_dir:
             options = (*options, "--state-dir", state_dir)
