@@ -40,6 +40,7 @@ static const char help[] =
     "  --no-drafts       the server decodes alone: same text, one token at a time\n"
     "  --ahead           send the next tree, behind a guess of where this one ends, while a round\n"
     "                    is under way: for links with a round trip; same text\n"
+    "  --guesses N       with --ahead: ends that are guessed, each with a tree (1; at most 32)\n"
     "  --report FILE     write a page (HTML) with acceptance by depth and the times of every "
     "round\n"
     "  --color auto|always|never\n"
@@ -58,6 +59,7 @@ struct plan {
     int32_t stop_ids[TV_CLIENT_STOP_IDS_MAX];
     int32_t stop_count;
     int no_drafts, color, live, nodes_auto, ahead;
+    int64_t guesses;
 };
 
 /* Everything of one run; tokens and own hold the new text. */
@@ -251,11 +253,12 @@ static int generate(struct run *run, const int32_t *prompt, int32_t prompt_count
     for (int32_t i = 0; i < prompt_count && !run->plan->cli.json; i++) {
         tv_cli_print_byte_token(stdout, prompt[i]);
     }
-    run->speculation = (struct tv_speculation){.session = run->session,
-                                               .drafter = run->drafter,
-                                               .stop_ids = run->plan->stop_ids,
-                                               .stop_count = run->plan->stop_count,
-                                               .ahead = run->plan->ahead};
+    run->speculation =
+        (struct tv_speculation){.session = run->session,
+                                .drafter = run->drafter,
+                                .stop_ids = run->plan->stop_ids,
+                                .stop_count = run->plan->stop_count,
+                                .ahead = run->plan->ahead ? (int32_t)run->plan->guesses : 0};
     run->start_s = now_s();
     error = take(run, &state_of(run)->pending, 1, 1); /* the prompt's pass gave the first token */
     while (error == 0 && run->count < run->plan->tokens_max && state_of(run)->finish[0] == '\0') {
@@ -297,6 +300,10 @@ static int report(const struct run *run)
                      "%.0f tokens/s (%s)\n",
                      (int)run->count, (int)run->rounds, mean,
                      run->rounds > 0 ? (double)run->drafts / run->rounds : 0.0, rate, finish);
+        if (run->plan->ahead) {
+            (void)printf("%d of %d rounds sent ahead with a right guess\n",
+                         (int)run->speculation.right, (int)run->speculation.sent_ahead);
+        }
         return code;
     }
     (void)fputs("{\"text\":", stdout);
@@ -308,9 +315,11 @@ static int report(const struct run *run)
         (void)printf(i == 0 ? "%d" : ",%d", run->own[i]);
     }
     (void)printf("],\"rounds\":%d,\"drafts\":%lld,\"accept_len_mean\":%.4f,\"tokens_per_s\":%.1f,"
-                 "\"seconds\":%.4f,\"server_us\":%lld,\"finish\":\"%s\",\"digest\":\"%s\"}\n",
+                 "\"seconds\":%.4f,\"server_us\":%lld,\"sent_ahead\":%d,\"right\":%d,"
+                 "\"finish\":\"%s\",\"digest\":\"%s\"}\n",
                  (int)run->rounds, (long long)run->drafts, mean, rate, run->seconds,
-                 (long long)run->server_us, finish, state_of(run)->digest);
+                 (long long)run->server_us, (int)run->speculation.sent_ahead,
+                 (int)run->speculation.right, finish, state_of(run)->digest);
     return code;
 }
 
@@ -404,6 +413,7 @@ enum {
     STOP,
     NO_DRAFTS,
     AHEAD,
+    GUESSES,
     REPORT,
     COLOR,
     LIVE
@@ -454,6 +464,10 @@ static int own_option(struct plan *plan, int option)
     case AHEAD:
         plan->ahead = 1;
         return -1;
+    case GUESSES:
+        return tv_cli_parse_int(optarg, 1, TV_CLIENT_GUESSES_MAX, &plan->guesses) == 0
+                   ? -1
+                   : tv_cli_usage("--guesses takes 1 to %d", TV_CLIENT_GUESSES_MAX);
     case REPORT:
         plan->report_path = optarg;
         return -1;
@@ -483,11 +497,12 @@ int tv_cli_generate(int argc, char **argv)
                                             {"stop", required_argument, NULL, STOP},
                                             {"no-drafts", no_argument, NULL, NO_DRAFTS},
                                             {"ahead", no_argument, NULL, AHEAD},
+                                            {"guesses", required_argument, NULL, GUESSES},
                                             {"report", required_argument, NULL, REPORT},
                                             {"color", required_argument, NULL, COLOR},
                                             {"live", required_argument, NULL, LIVE},
                                             TV_CLI_COMMON_OPTIONS};
-    struct plan plan = {.nodes_max = NODES_DEFAULT, .tokens_max = 200, .live = 1};
+    struct plan plan = {.nodes_max = NODES_DEFAULT, .tokens_max = 200, .live = 1, .guesses = 1};
     int option;
     tv_cli_init(&plan.cli);
     plan.color = isatty(STDOUT_FILENO);

@@ -1,6 +1,6 @@
 /*
- * speculate.c - rounds of drafted trees: the likeliest path of the tree under way is the guess of
- * how it ends, and what the drafter would draft behind it is sent while the round runs.
+ * speculate.c - rounds of drafted trees: the likeliest leaves of the tree under way are the guesses
+ * of how it ends, and what the drafter would draft behind them is sent while the round runs.
  */
 #include <string.h>
 
@@ -35,19 +35,38 @@ static int draft_tree(struct tv_speculation *spec, int32_t nodes, int32_t depth,
     return error;
 }
 
-/* The likeliest path of the tree under way: the first child of each node. Its tokens below node 0
- * into ret_tokens; returns how many, and where it ends. */
-static int32_t likely_path(const struct tv_sent *sent, int32_t *ret_tokens, int32_t *ret_leaf)
+/* The tokens from below node 0 down to a leaf into ret_tokens; returns how many. */
+static int32_t path_to(const struct tv_sent *sent, int32_t leaf, int32_t *ret_tokens)
 {
-    int32_t count = 0;
-    *ret_leaf = 0;
-    for (int32_t node = 1; node < sent->count; node++) {
-        if (sent->parents[node] == *ret_leaf) {
-            ret_tokens[count++] = sent->tokens[node];
-            *ret_leaf = node;
-        }
+    int32_t count = 0, at;
+    for (int32_t node = leaf; node > 0; node = sent->parents[node]) {
+        count++;
+    }
+    at = count;
+    for (int32_t node = leaf; node > 0; node = sent->parents[node]) {
+        ret_tokens[--at] = sent->tokens[node];
     }
     return count;
+}
+
+/* The end of the likeliest path: the first child of each node. */
+static int32_t likeliest(const struct tv_sent *sent)
+{
+    int32_t leaf = 0;
+    for (int32_t node = 1; node < sent->count; node++) {
+        leaf = sent->parents[node] == leaf ? node : leaf;
+    }
+    return leaf;
+}
+
+static int is_leaf(const struct tv_sent *sent, int32_t node)
+{
+    for (int32_t i = node + 1; i < sent->count; i++) {
+        if (sent->parents[i] == node) {
+            return 0;
+        }
+    }
+    return 1;
 }
 
 static int is_stop(const struct tv_speculation *spec, int32_t token)
@@ -60,38 +79,59 @@ static int is_stop(const struct tv_speculation *spec, int32_t token)
     return 0;
 }
 
-/* Behind the tree under way: what the drafter thinks comes next there, if it thinks anything. */
-static int send_guess(struct tv_speculation *spec, int32_t nodes, int64_t left,
-                      struct tv_client_problem *ret_problem)
+/* Behind this leaf: what the drafter thinks comes next there, if it thinks anything, and its tree
+ * behind that. 1: *ret_guess; 0: no guess; or an error. */
+static int guess_behind(struct tv_speculation *spec, int32_t leaf, int32_t nodes, int64_t left,
+                        struct tv_sent *ret_tree, struct tv_client_guess *ret_guess)
 {
-    int32_t path[TV_DRAFTER_DEPTH_MAX + 1], leaf;
+    int32_t path[TV_DRAFTER_DEPTH_MAX + 1];
     struct tv_draft behind;
-    int32_t count = likely_path(&spec->sent, path, &leaf);
+    int32_t count = path_to(&spec->sent, leaf, path);
     size_t supposed = (size_t)count;
-    int error = tv_drafter_append(spec->drafter, path, supposed);
-    if (error != 0) {
-        return error;
+    int result = tv_drafter_append(spec->drafter, path, supposed);
+    if (result != 0) {
+        return result;
     }
-    error = tv_drafter_draft(spec->drafter, 2, 1, &behind);
-    if (error == 0 && behind.count == 2 && !is_stop(spec, behind.tokens[1]) &&
+    result = tv_drafter_draft(spec->drafter, 2, 1, &behind);
+    if (result == 0 && behind.count == 2 && !is_stop(spec, behind.tokens[1]) &&
         depth_limit(spec, left, count + 1) > 0) {
         const int32_t pending = behind.tokens[1];
-        error = tv_drafter_append(spec->drafter, &pending, 1);
-        if (error == 0) {
+        result = tv_drafter_append(spec->drafter, &pending, 1);
+        if (result == 0) {
             supposed++;
-            error = draft_tree(spec, nodes, depth_limit(spec, left, count + 1), &spec->next);
+            result = draft_tree(spec, nodes, depth_limit(spec, left, count + 1), ret_tree);
         }
-        const struct tv_client_guess guess = {.leaf = leaf,
+        *ret_guess = (struct tv_client_guess){.leaf = leaf,
                                               .pending = pending,
-                                              .tokens = spec->next.tokens,
-                                              .parents = spec->next.parents,
-                                              .count = spec->next.count};
-        if (error == 0) {
-            error = tv_client_send_if(spec->session, &guess, 1, ret_problem);
-        }
+                                              .tokens = ret_tree->tokens,
+                                              .parents = ret_tree->parents,
+                                              .count = ret_tree->count};
+        result = result == 0 ? 1 : result;
     }
     (void)tv_drafter_forget(spec->drafter, supposed); /* they were appended */
-    return error;
+    return result;
+}
+
+/* The likeliest path's end first, then the other leaves: nodes stand in the order of their chance.
+ */
+static int send_guesses(struct tv_speculation *spec, int32_t nodes, int64_t left,
+                        struct tv_client_problem *ret_problem)
+{
+    struct tv_client_guess guesses[TV_CLIENT_GUESSES_MAX];
+    int32_t best = likeliest(&spec->sent), count = 0;
+    for (int32_t i = 0; i <= spec->sent.count && count < spec->ahead; i++) {
+        int32_t leaf = i == 0 ? best : i - 1;
+        if (i > 0 && (leaf == best || !is_leaf(&spec->sent, leaf))) {
+            continue;
+        }
+        int found = guess_behind(spec, leaf, nodes, left, &spec->next[count], &guesses[count]);
+        if (found < 0) {
+            return found;
+        }
+        count += found;
+    }
+    spec->sent_ahead += count > 0;
+    return count > 0 ? tv_client_send_if(spec->session, guesses, count, ret_problem) : 0;
 }
 
 int tv_speculate(struct tv_speculation *spec, int32_t nodes, int64_t left,
@@ -103,7 +143,7 @@ int tv_speculate(struct tv_speculation *spec, int32_t nodes, int64_t left,
     nodes = nodes < now->max_nodes ? nodes : now->max_nodes;
     if (now->under_way == 0) {
         error = draft_tree(spec, nodes, depth_limit(spec, left, 0), sent);
-        if (error == 0 && !spec->ahead) {
+        if (error == 0 && spec->ahead == 0) {
             error = tv_client_verify(spec->session, sent->tokens, sent->parents, sent->count,
                                      ret_round, ret_problem);
         } else if (error == 0) {
@@ -111,16 +151,17 @@ int tv_speculate(struct tv_speculation *spec, int32_t nodes, int64_t left,
                                    ret_problem);
         }
     }
-    if (error == 0 && spec->ahead) {
-        error = send_guess(spec, nodes, left, ret_problem);
+    if (error == 0 && spec->ahead > 0) {
+        error = send_guesses(spec, nodes, left, ret_problem);
         if (error == 0) {
             error = tv_client_receive(spec->session, ret_round, ret_problem);
         }
     }
     if (error == 0) {
         spec->ran = *sent;
-        if (spec->ahead && ret_round->guess >= 0) {
-            *sent = spec->next;
+        if (spec->ahead > 0 && ret_round->guess >= 0) {
+            *sent = spec->next[ret_round->guess];
+            spec->right++;
         }
     }
     return error;

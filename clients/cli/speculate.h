@@ -21,9 +21,12 @@ struct tv_speculation {
     struct tv_drafter *drafter;        /* not owned; its context is the session's text */
     const int32_t *stop_ids;           /* [stop_count] */
     int32_t stop_count;
-    int ahead;                 /* send a guess behind each tree */
-    struct tv_sent ran;        /* the tree of the round received last */
-    struct tv_sent sent, next; /* the tree under way, and the guess behind it */
+    int32_t ahead;      /* ends that are guessed behind each tree, at most; 0: none is sent ahead */
+    int32_t sent_ahead; /* rounds behind which guesses were sent */
+    int32_t right;      /* of which one was right */
+    struct tv_sent ran; /* the tree of the round received last */
+    struct tv_sent sent;                        /* the tree under way */
+    struct tv_sent next[TV_CLIENT_GUESSES_MAX]; /* those of the guesses behind it */
 };
 
 /* One round of a tree of at most nodes nodes, of which left tokens are wanted (1 and more). 0; what

@@ -262,9 +262,13 @@ class Cli(unittest.TestCase):
                 ("--max-tokens", "400", "--stop", str(ord("."))))
         for options in ways if SCALE >= 1 else [("--max-tokens", "16")]:
             plain = self.generate(prompt, "--store", STORE, *options)
-            ahead = self.generate(prompt, "--store", STORE, *options, "--ahead")
-            for same in ("tokens", "own", "finish"):
-                self.assertEqual(ahead[same], plain[same])
+            for guesses in ("1", "6"):
+                ahead = self.generate(prompt, "--store", STORE, *options, "--ahead", "--guesses", guesses)
+                for same in ("tokens", "own", "finish"):
+                    self.assertEqual(ahead[same], plain[same])
+                self.assertLessEqual(ahead["right"], ahead["sent_ahead"])
+                self.assertLessEqual(ahead["sent_ahead"], ahead["rounds"])
+        self.run_client("generate", "--ahead", "--guesses", "33", "x", code=64)
         if SCALE < 1:
             return
         with DelayProxy(self.daemon.host, self.daemon.port, 0.02) as link:
