@@ -23,6 +23,8 @@ SAMPLINGS = (GREEDY, SEEDED) if SCALE >= 1 else (SEEDED,)
 RESYNC, RESUMED = 1, 2
 CLIENT = ("client", 1, 7)
 STOP, PATH, ALL = 1, 2, 3
+# under TSan only what has a thread of the library's own
+alone = unittest.skipIf(os.environ.get("TV_SANITIZE") == "thread", "one thread")
 INVALID, BUSY, REFUSED = -errno.EINVAL, -errno.EBUSY, -errno.EPROTO
 
 
@@ -35,6 +37,7 @@ class Rounds(LeashTest):
 
     # --- held rounds -----------------------------------------------------------------------------------------------
 
+    @alone
     def test_a_held_round_is_settled(self):
         """Proposed, and committed in part, whole, not at all, or with the next round."""
         prompt = self.prompts(1)[0]
@@ -66,6 +69,7 @@ class Rounds(LeashTest):
             self.assertEqual((back["held_seq"], back["pending"]), (0, plain[3]))
             self.in_step(back)
 
+    @alone
     def test_the_client_chooses_from_rows(self):
         """Rule client: the best token of each row is the greedy text."""
         prompt = self.prompts(1)[0]
@@ -87,6 +91,7 @@ class Rounds(LeashTest):
             self.assertEqual((greedy["held"], len(greedy["logits"])), (0, greedy["vocab"]))
             self.assertEqual(greedy["logits"].index(max(greedy["logits"])), greedy["new"][0])
 
+    @alone
     def test_rows_are_the_servers(self):
         prompt = self.prompts(1)[0]
         plain = self.plain(prompt, 6)
@@ -102,6 +107,7 @@ class Rounds(LeashTest):
             drive.say("with", "no-such", 0, 0, 0, *chain(plain[3:4]), error=INVALID)
             drive.say("with", "-", 0, 9, 0, *chain(plain[3:4]), error=INVALID)
 
+    @alone
     def test_a_lost_proposal_is_discarded(self):
         """The round is held and its answer never came: the next call is not refused for it."""
         prompt = self.prompts(1)[0]
@@ -129,6 +135,7 @@ class Rounds(LeashTest):
         if SCALE >= 1:
             self.assertGreater(found, 0)
 
+    @alone
     def test_a_choice_outlives_its_session(self):
         """commit and commit_prev of a session that the server has forgotten: the choice is part of the new one."""
         prompt = self.prompts(1)[0]
@@ -149,6 +156,7 @@ class Rounds(LeashTest):
 
     # --- branches --------------------------------------------------------------------------------------------------
 
+    @alone
     def test_forks_and_prefixes(self):
         prompt = self.prompts(1)[0]
         for sampling in SAMPLINGS:
@@ -176,6 +184,7 @@ class Rounds(LeashTest):
                 self.assertEqual((child["text"], child["pending"]), (parent["text"], parent["pending"]))
                 self.assertEqual(child["seed"], "99" if sampling is SEEDED else "")
 
+    @alone
     def test_a_prefix_is_named_and_else_sent(self):
         prompt = self.prompts(1, 200)[0]
         with self.drive(self.url) as drive:
@@ -302,6 +311,7 @@ class Rounds(LeashTest):
 
     # --- events ----------------------------------------------------------------------------------------------------
 
+    @alone
     def test_events(self):
         """From the state on, from the beginning, and to the end; and of a session that is no more."""
         prompt = self.prompts(1)[0]
