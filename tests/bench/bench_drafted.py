@@ -3,11 +3,12 @@
 
 usage: bench_drafted.py TREEVERIFYD TREEVERIFY MODEL TEXT STORE [--backend cpu|cuda] [--also cpu] [--tokens 160] [--prompts 6]
                         [--nodes 5,9,17,33,auto] [--threads N] [--repeats 3] [--round-trip MS,MS] [--options "MORE OPTIONS"]
-                        [--json FILE]
+                        [--ahead GUESSES] [--json FILE]
 
 Prompts are 200 bytes of TEXT each (tests/golden/kjv_tail.txt); the drafter knows STORE (clients/cli/data/kjv-store.txt) and
 its own context. --round-trip also measures over a link with such round trips, against decode on the server over the
-same link. --also: another backend writes the same texts; they must be equal but for near ties, which are listed: positions
+same link. --ahead: each way also with the next
+tree sent ahead behind so many guesses. --also: another backend writes the same texts; they must be equal but for near ties, which are listed: positions
 where its two best tokens are within what the daemon calls a near tie. Wall time as the client measures it, from its first
 request to its last answer, best of the repeats, in turn. Exit 1 when texts differ otherwise.
 """
@@ -92,6 +93,7 @@ def main():
     parser.add_argument("--threads")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--round-trip", type=lambda text: [float(ms) for ms in text.split(",")], default=[])
+    parser.add_argument("--ahead", type=int, default=0)
     parser.add_argument("--options", type=shlex.split, default=[])
     parser.add_argument("--json")
     args = parser.parse_args()
@@ -107,6 +109,8 @@ def main():
         ways = {"one token at a time": ["--no-drafts"]}
         for nodes in args.nodes:
             ways[f"drafts, {nodes} nodes"] = ["--nodes", nodes, "--store", args.store]
+            if args.ahead:
+                ways[f"{nodes} nodes, ahead"] = [*ways[f"drafts, {nodes} nodes"], "--ahead", "--guesses", str(args.ahead)]
         url = f"http://{daemon.host}:{daemon.port}"
         for trip in [0.0, *args.round_trip]:
             with DelayProxy(daemon.host, daemon.port, trip / 1e3) if trip else contextlib.nullcontext() as link:
