@@ -7,10 +7,10 @@ usage: bench_drafted.py TREEVERIFYD TREEVERIFY MODEL TEXT STORE [--backend cpu|c
 
 Prompts are 200 bytes of TEXT each (tests/golden/kjv_tail.txt); the drafter knows STORE (clients/cli/data/kjv-store.txt) and
 its own context. --round-trip also measures over a link with such round trips, against decode on the server over the
-same link. --ahead: each way also with the next
-tree sent ahead behind so many guesses. --also: another backend writes the same texts; they must be equal but for near ties, which are listed: positions
-where its two best tokens are within what the daemon calls a near tie. Wall time as the client measures it, from its first
-request to its last answer, best of the repeats, in turn. Exit 1 when texts differ otherwise.
+same link. --ahead: each way also with the next tree sent ahead, behind so many guesses of how a round ends. --also: another
+backend writes the same texts; they must be equal but for near ties, which are listed: positions where its two best tokens
+are within what the daemon calls a near tie. Wall time as the client measures it, from its first request to its last
+answer, best of the repeats, in turn. Exit 1 when texts differ otherwise.
 """
 
 import argparse
