@@ -33,10 +33,14 @@ int tv_cuda_verify_attn_check(const struct tv_verify_attn *a)
 
 int tv_flash_prepare_kernel(const void *kernel, int32_t dynamic)
 {
+    return tv_flash_prepare_within(kernel, dynamic, TV_CUDA_SHARED_MAX);
+}
+
+int tv_flash_prepare_within(const void *kernel, int32_t dynamic, int32_t most)
+{
     struct cudaFuncAttributes attributes;
     TV_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-    if ((int64_t)attributes.sharedSizeBytes + dynamic > TV_CUDA_SHARED_MAX ||
-        attributes.localSizeBytes != 0) {
+    if ((int64_t)attributes.sharedSizeBytes + dynamic > most || attributes.localSizeBytes != 0) {
         return -ENOTSUP;
     }
     TV_CUDA_CHECK(

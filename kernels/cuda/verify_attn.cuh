@@ -59,10 +59,14 @@ int tv_flash_combine_image(int32_t *ret_image);
 /* -ENOTSUP unless the compiled kernel stays within the promised shared memory with `dynamic`
  * bytes of it, and keeps nothing in local memory. Raises the kernel's dynamic limit. */
 int tv_flash_prepare_kernel(const void *kernel, int32_t dynamic);
+/* The same within `most` bytes, for a kernel of one device alone. */
+int tv_flash_prepare_within(const void *kernel, int32_t dynamic, int32_t most);
 
 /*
  * Launch a kernel that may start while the launch before it on the stream still runs. It must call
- * ptx_wait_dependence before it touches global memory.
+ * ptx_wait_dependence before it touches global memory, in every block. The flash kernels let the
+ * next launch come behind their own wait, so that the combine may read before its own what they
+ * only read.
  */
 int tv_flash_launch(const void *kernel, dim3 grid, int32_t threads, int32_t shared,
                     cudaStream_t stream, void **args);

@@ -35,11 +35,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     struct layout l = layout_of<PLACES>(memory);
     const struct flash_block &b = l.fixed->block;
     int32_t warp = (int32_t)threadIdx.x >> 5;
-    ptx_launch_dependents();
     if (threadIdx.x == VALUE_WARPS * 32) {
         ptx_prefetch_map(&map);
     }
     ptx_wait_dependence();
+    ptx_launch_dependents();
     if (threadIdx.x == 0) {
         flash_block_init(&l.fixed->block, p, M_TILES_MAX);
         l.fixed->count = b.tile_end - b.tile_first;

@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(WAYS * 32, 2)
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
     int32_t request = (int32_t)blockIdx.y, index = (int32_t)blockIdx.x;
     ptx_launch_dependents();
-    ptx_wait_dependence();
+    /* The kernel before lets this one start when its own wait is over: what a request is like may
+     * be read already, partial sums may not. */
     if (threadIdx.x == 0) {
         plan = tv_plan_request(p.device, p.node_count[request], p.heads, p.prefix_len[request]);
     }
@@ -151,14 +152,13 @@ __global__ void __launch_bounds__(WAYS * 32, 2)
     index = FORM == FORM_BLOCK ? index : index * WAYS + warp;
     int32_t row = FORM == FORM_ROW ? index : index / SLICES;
     int32_t slice = FORM == FORM_ROW ? 0 : index % SLICES;
-    if (row >= plan.rows) {
-        return;
-    }
     struct row_splits r = row_locate(p, plan, request, row, slice, lane);
-    if (r.splits == 1) {
+    int64_t base = p.row_start != NULL ? p.row_start[request] : (int64_t)request * p.q_len;
+    /* Every block waits, also one without a row: who comes next trusts that this launch did. */
+    ptx_wait_dependence();
+    if (row >= plan.rows || r.splits == 1) {
         return;
     }
-    int64_t base = p.row_start != NULL ? p.row_start[request] : (int64_t)request * p.q_len;
     float lse = splits_lse(r, lane);
     bool any = lse != -CUDART_INF_F;
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

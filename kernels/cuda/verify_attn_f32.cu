@@ -222,8 +222,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     struct flash_block b;
     struct row_state rows[ROWS];
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
-    ptx_launch_dependents();
     ptx_wait_dependence();
+    ptx_launch_dependents();
     flash_fill_padding(p, (int32_t)threadIdx.x, THREADS);
     flash_block_init(&b, p, TV_FLASH_F32_M_TILES);
     if (b.m_tiles == 0) {

@@ -3,14 +3,16 @@
  * alone; verify_attn_bf16.cu is the one that runs everywhere.
  *
  * A block holds up to 64 folded rows (4 m-tiles) and walks its share of the KV tiles once, 32
- * tokens (a pair of tiles) at a time, with two pairs in shared memory. Three warpgroups do two
+ * tokens (a pair of tiles) at a time, with five pairs in shared memory. Three warpgroups do two
  * jobs:
- *   - score: S = Q K^T with all of Q in registers, so that a warp has all scores of the 16 rows of
- *     its m-tile; mask, online softmax; P goes to shared memory.
+ *   - score: S = Q K^T with most of Q in registers, so that a warp has all scores of the 16 rows
+ *     of its m-tile; mask, online softmax; P goes to shared memory. The next pair's products are
+ *     started before this pair's softmax, which the matrix unit then need not wait for.
  *   - values, two of them, 256 of the 512 latent columns each: O += P V, with V the same rows read
  *     across. Each starts the copies of its own columns (the second also those of RoPE) for the
- *     pair after next as soon as it is through with them, without waiting for the other.
- * Shared memory is as for the portable kernel, at most TV_CUDA_SHARED_MAX.
+ *     pair five further as soon as it is through with a pair, without waiting for the other.
+ * Shared memory is what an sm_90 device has, SM90_SHARED_MAX; only the kernels that also run
+ * elsewhere keep to TV_CUDA_SHARED_MAX.
  *
  * Refuses: other dims than 512 + 64, other types (verify_attn.cu checks).
  */
@@ -62,17 +64,11 @@ TV_DEVICE void fetch_pair(const struct tv_flash_params &p, const CUtensorMap *ma
     __syncwarp();
 }
 
-/* Where the block's rows of Q wait to become fragments. When they leave room for the first pair of
- * tiles, its copies need not wait for them. */
-TV_DEVICE bool query_beside(const struct flash_block &b)
-{
-    return b.m_tiles * TV_PLAN_M * Q_STRIDE <= STAGE_BYTES + (int32_t)sizeof(sm90_fixed::p);
-}
-
-/* Where the 16 rows of m-tile m wait. */
+/* Where the 16 rows of m-tile m wait to become fragments: in the last stages, while those before
+ * them are filled. */
 TV_DEVICE uint32_t query_place(const struct flash_block &b, int32_t m)
 {
-    return sm90_stage(query_beside(b) ? 1 : 0) + m * (TV_PLAN_M * Q_STRIDE);
+    return sm90_stage(0) + STAGES * STAGE_BYTES - (b.m_tiles - m) * Q_TILE_BYTES;
 }
 
 /* Start the copies of the warp's share of an m-tile's rows: a warp of each warpgroup has a third of
@@ -90,9 +86,9 @@ TV_DEVICE void query_copy(const struct tv_flash_params &p, const struct flash_bl
     __syncwarp();
 }
 
-/* Fragments of the warp's m-tile, and its RoPE block to its place in shared memory; whatever lies
- * there where the block has no such m-tile. */
-TV_DEVICE void query_load(uint32_t (&q)[STEPS][4], const struct tv_flash_params &p,
+/* Fragments of the warp's m-tile, and its last blocks to their place in shared memory; whatever
+ * lies there where the block has no such m-tile. */
+TV_DEVICE void query_load(uint32_t (&q)[STEPS_HELD][4], const struct tv_flash_params &p,
                           const struct flash_block &b)
 {
     int32_t lane = ptx_thread() & 31, m = ptx_warp();
@@ -106,20 +102,20 @@ TV_DEVICE void query_load(uint32_t (&q)[STEPS][4], const struct tv_flash_params 
         ptx_mbarrier_wait(full, 0);
         uint32_t from = query_place(b, m) + (lane & 15) * Q_STRIDE + (lane >> 4) * 16;
 #pragma unroll
-        for (int j = 0; j < STEPS; j++) {
+        for (int j = 0; j < STEPS_HELD; j++) {
             ptx_ldmatrix(q[j], from + j * 32);
         }
 #pragma unroll
-        for (int i = 0; i < TV_MLA_ROPE / 16; i++) {
+        for (int j = STEPS_HELD; j < STEPS; j++) {
             uint32_t piece[4];
-            ptx_load4(piece, from + STEPS * 32 + i * 32);
-            ptx_store4(SM90_AT(q_rope) + (2 * i + (lane >> 4)) * PIECES +
+            ptx_load4(piece, from + j * 32);
+            ptx_store4(SM90_AT(q) + (2 * (j - STEPS_HELD) + (lane >> 4)) * PIECES +
                            (m * TV_PLAN_M + (lane & 15)) * 16,
                        piece);
         }
     } else {
 #pragma unroll
-        for (int j = 0; j < STEPS; j++) {
+        for (int j = 0; j < STEPS_HELD; j++) {
             q[j][0] = q[j][1] = q[j][2] = q[j][3] = 0;
         }
     }
@@ -127,51 +123,55 @@ TV_DEVICE void query_load(uint32_t (&q)[STEPS][4], const struct tv_flash_params 
     ptx_barrier_sync(BARRIER_SCORE, GROUP_LANES);
 }
 
-/* S of a pair: each half of the dims as soon as it is there. */
-TV_DEVICE void score_product(float (&x)[4][4], const uint32_t (&q)[STEPS][4], int32_t pair)
+/* Start the product of step j of a pair whose K begins at k; q_last: the steps of Q that are in
+ * shared memory. */
+TV_DEVICE void score_step(float (&x)[4][4], const uint32_t (&q)[STEPS_HELD][4], uint64_t q_last,
+                          uint64_t k, int j)
+{
+    k += (j / BLOCK_STEPS * BLOCK_STRIDE + j % BLOCK_STEPS * 32) / 16;
+    if (j < STEPS_HELD) {
+        ptx_wgmma_scores(x, q[j], k, j > 0);
+    } else {
+        ptx_wgmma_scores(x, q_last + (j - STEPS_HELD) * 2 * PIECES / 16, k);
+    }
+}
+
+/* Start the products S of a pair: each half of the dims as soon as it is there. */
+TV_DEVICE void score_product(float (&x)[4][4], const uint32_t (&q)[STEPS_HELD][4], int32_t pair)
 {
     constexpr int half = GROUP_BLOCKS * BLOCK_STEPS;
-    int32_t stage = pair % STAGES;
-    uint32_t full = SM90_AT(kv_full) + stage * VALUE_GROUPS * 8;
+    uint32_t full = SM90_AT(kv_full) + pair % STAGES * VALUE_GROUPS * 8;
     uint64_t k = ptx_wgmma_operand(ptx_wgmma_swizzled(16), sm90_stage(pair));
-    uint64_t q_rope = ptx_wgmma_operand(ptx_wgmma_pieces(PIECES), SM90_AT(q_rope));
+    uint64_t q_last = ptx_wgmma_operand(ptx_wgmma_pieces(PIECES), SM90_AT(q));
     ptx_mbarrier_wait(full, pair_parity(pair));
     ptx_wgmma_fence();
 #pragma unroll
     for (int j = 0; j < half; j++) {
-        ptx_wgmma_scores(x, q[j], k + (j / BLOCK_STEPS * BLOCK_STRIDE + j % BLOCK_STEPS * 32) / 16,
-                         j > 0);
+        score_step(x, q, q_last, k, j);
     }
     ptx_wgmma_commit();
     ptx_mbarrier_wait(full + 8, pair_parity(pair));
     ptx_wgmma_fence();
 #pragma unroll
     for (int j = half; j < STEPS; j++) {
-        ptx_wgmma_scores(x, q[j], k + (j / BLOCK_STEPS * BLOCK_STRIDE + j % BLOCK_STEPS * 32) / 16,
-                         1);
-    }
-    k += (BLOCKS - 1) * BLOCK_STRIDE / 16;
-#pragma unroll
-    for (int j = 0; j < BLOCK_STEPS; j++) {
-        ptx_wgmma_scores(x, q_rope + j * 2 * PIECES / 16, k + j * 2);
+        score_step(x, q, q_last, k, j);
     }
     ptx_wgmma_commit();
-    ptx_wgmma_wait(x);
 }
 
 /* Write P of a pair for the value warpgroups, once they have read that of the pair before last. */
 TV_DEVICE void score_publish(int32_t pair, const float (&x)[4][4], const float (&alpha)[2],
                              bool moved)
 {
-    int32_t lane = ptx_thread() & 31, m = ptx_thread() >> 5, stage = pair % STAGES,
+    int32_t lane = ptx_thread() & 31, m = ptx_thread() >> 5, stage = pair % P_STAGES,
             at = stage * M_TILES_MAX + m;
     uint32_t a[2][4];
 #pragma unroll
     for (int t = 0; t < 2; t++) {
         score_operand(a[t], x[2 * t], x[2 * t + 1]);
     }
-    if (pair >= STAGES) {
-        ptx_mbarrier_wait(SM90_AT(p_empty) + stage * 8, pair_parity(pair - STAGES));
+    if (pair >= P_STAGES) {
+        ptx_mbarrier_wait(SM90_AT(p_empty) + stage * 8, p_parity(pair - P_STAGES));
     }
     uint32_t to = SM90_AT(p) + stage * P_BYTES + m * (TV_PLAN_M * 16) + lane * 4;
 #pragma unroll
@@ -206,16 +206,23 @@ TV_DEVICE void score_mask_pair(float (&x)[4][4], const struct tv_flash_params &p
 /* The score warpgroup. */
 TV_DEVICE void score_group(const struct tv_flash_params &p, const struct flash_block &b)
 {
-    uint32_t q[STEPS][4];
+    uint32_t q[STEPS_HELD][4];
     struct softmax state = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
     query_load(q, p, b);
     ptx_mbarrier_arrive(SM90_AT(q_taken));
     int32_t pairs = (int32_t)ptx_load1(SM90_AT(pairs));
+    float x[4][4], next[4][4];
+    score_product(x, q, 0);
+    ptx_wgmma_wait(x);
 #pragma unroll 1
     for (int32_t i = 0; i < pairs; i++) {
-        float x[4][4], alpha[2];
+        float alpha[2];
         int32_t tree = (int32_t)ptx_load1(SM90_AT(tree));
-        score_product(x, q, i);
+        bool ahead = i + 1 < pairs;
+        /* The matrix unit works on while this pair becomes probabilities. */
+        if (ahead) {
+            score_product(next, q, i + 1);
+        }
         if (__builtin_expect(i >= tree, 0)) {
             score_mask_pair(x, p, i);
         }
@@ -224,6 +231,14 @@ TV_DEVICE void score_group(const struct tv_flash_params &p, const struct flash_b
         score_publish(i, x, alpha, moved);
         /* Behind P, which others wait for. */
         score_sum(x, &state);
+        ptx_wgmma_wait(next);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                x[n][j] = next[n][j];
+            }
+        }
     }
     int32_t m = ptx_warp();
     if (m < b.m_tiles) {
@@ -246,17 +261,17 @@ TV_DEVICE void value_clear(int32_t pair, int32_t group, int32_t row)
     ptx_barrier_sync(BARRIER_GROUP + group, GROUP_LANES);
 }
 
-/* O += P V of a pair. */
-TV_DEVICE void value_pair(float (&o)[COLUMNS / 8][4], const struct flash_block &b, int32_t i,
-                          int32_t group, bool last)
+/* Start the products O += P V of a pair. */
+TV_DEVICE void value_product(float (&o)[COLUMNS / 8][4], const struct flash_block &b, int32_t i,
+                             int32_t group, bool last)
 {
-    int32_t lane = ptx_thread() & 31, m = ptx_warp() & 3, stage = i % STAGES;
+    int32_t lane = ptx_thread() & 31, m = ptx_warp() & 3, stage = i % P_STAGES;
     int32_t at = stage * M_TILES_MAX + m;
     uint64_t a = ptx_wgmma_operand(ptx_wgmma_pieces(PIECES), SM90_AT(p) + stage * P_BYTES);
     uint64_t v = ptx_wgmma_operand(ptx_wgmma_swizzled(BLOCK_STRIDE),
                                    sm90_stage(i) + group * GROUP_BLOCKS * BLOCK_STRIDE);
-    ptx_mbarrier_wait(SM90_AT(kv_full) + (stage * VALUE_GROUPS + group) * 8, pair_parity(i));
-    ptx_mbarrier_wait(SM90_AT(p_full) + stage * 8, pair_parity(i));
+    ptx_mbarrier_wait(SM90_AT(kv_full) + (i % STAGES * VALUE_GROUPS + group) * 8, pair_parity(i));
+    ptx_mbarrier_wait(SM90_AT(p_full) + stage * 8, p_parity(i));
     if (__builtin_expect(ptx_load1(SM90_AT(moved) + at * 4), 0)) {
         uint32_t factor = SM90_AT(alpha) + (at * TV_PLAN_M + (lane >> 2)) * 4;
         float a0 = __uint_as_float(ptx_load1(factor)), a1 = __uint_as_float(ptx_load1(factor + 32));
@@ -275,8 +290,6 @@ TV_DEVICE void value_pair(float (&o)[COLUMNS / 8][4], const struct flash_block &
     ptx_wgmma_values(o, a, v);
     ptx_wgmma_values(o, a + 2 * PIECES / 16, v + BLOCK_STRIDE / 2 / 16);
     ptx_wgmma_commit();
-    ptx_wgmma_wait(o);
-    ptx_mbarrier_arrive(SM90_AT(p_empty) + stage * 8);
 }
 
 /* A warp's part of shared memory for results, 16 rows of 512 bytes: a quarter of what its
@@ -356,7 +369,7 @@ TV_DEVICE void value_group(const struct tv_flash_params &p, const CUtensorMap *m
     query_copy(p, b);
 #pragma unroll 1
     for (int32_t i = 0; i < STAGES && i < pairs; i++) {
-        if (i > 0 || !query_beside(b)) {
+        if ((i + 1) * STAGE_BYTES > STAGES * STAGE_BYTES - b.m_tiles * Q_TILE_BYTES) {
             ptx_mbarrier_wait(SM90_AT(q_taken), 0);
             /* Q was read from the places. */
             ptx_fence_async();
@@ -369,12 +382,15 @@ TV_DEVICE void value_group(const struct tv_flash_params &p, const CUtensorMap *m
     }
 #pragma unroll 1
     for (int32_t i = 0; i < pairs; i++) {
-        bool more = i + STAGES < pairs;
-        int32_t row = more ? pool_row(p, b, b.tile_first + 2 * (i + STAGES)) : 0;
-        value_pair(o, b, i, group, i + 1 == pairs);
+        int32_t next = i + STAGES;
+        bool more = next < pairs;
+        int32_t row = more ? pool_row(p, b, b.tile_first + 2 * next) : 0;
+        value_product(o, b, i, group, i + 1 == pairs);
+        ptx_wgmma_wait(o);
+        ptx_mbarrier_arrive(SM90_AT(p_empty) + i % P_STAGES * 8);
         if (more) {
             ptx_barrier_sync(BARRIER_GROUP + group, GROUP_LANES);
-            fetch_pair(p, map, b, i + STAGES, row);
+            fetch_pair(p, map, b, next, row);
         }
     }
     ptx_mbarrier_wait(SM90_AT(sum_full), 0);
@@ -392,6 +408,8 @@ TV_DEVICE void barriers_init(void)
     for (int i = 0; i < STAGES; i++) {
         ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8, GROUP_WARPS);
         ptx_mbarrier_init(SM90_AT(kv_full) + i * VALUE_GROUPS * 8 + 8, GROUP_WARPS);
+    }
+    for (int i = 0; i < P_STAGES; i++) {
         ptx_mbarrier_init(SM90_AT(p_full) + i * 8, GROUP_LANES);
         ptx_mbarrier_init(SM90_AT(p_empty) + i * 8, VALUE_LANES);
         for (int m = 0; m < M_TILES_MAX; m++) {
@@ -412,12 +430,12 @@ __global__ void __launch_bounds__(THREADS, 1)
                            const __grid_constant__ CUtensorMap map)
 {
     const struct flash_block &b = sm90_block();
-    ptx_launch_dependents();
     if (threadIdx.x == 32) {
         ptx_prefetch_map(&map);
         barriers_init();
     }
     ptx_wait_dependence();
+    ptx_launch_dependents();
     if (threadIdx.x == 0) {
         flash_block_init(&sm90_fixed_part()->block, p, M_TILES_MAX);
         sm90_fixed_part()->pairs = (b.tile_end - b.tile_first + 1) / 2;
@@ -449,7 +467,8 @@ static int32_t mask_bytes(const struct tv_flash_params *p)
 
 int tv_flash_sm90_prepare(void)
 {
-    return tv_flash_prepare_kernel((const void *)verify_attn_flash_sm90, TV_CUDA_SHARED_MAX);
+    return tv_flash_prepare_within((const void *)verify_attn_flash_sm90, SM90_SHARED_MAX,
+                                   SM90_SHARED_MAX);
 }
 
 /* The pool as [rows][576] for the copy engine: a box is one block of a pair, or of a tile where
