@@ -60,10 +60,10 @@ def compare(prompt, texts, client, noise):
 
 def measure(args, url, prompts, ways):
     """Seconds and tokens of each way, best of the repeats, added over prompts; texts of each way."""
-    seconds, rounds, texts = {}, {}, {}
+    seconds, rounds, texts, outside = {}, {}, {}, {}
     for name, options in ways.items():
         generate(args, url, prompts[0], *options)
-        seconds[name], rounds[name], texts[name] = 0.0, 0, []
+        seconds[name], rounds[name], texts[name], outside[name] = 0.0, 0, [], 0.0
     for prompt in prompts:
         best = {}
         for _ in range(args.repeats):
@@ -74,8 +74,9 @@ def measure(args, url, prompts, ways):
         for name, answer in best.items():
             seconds[name] += answer["seconds"]
             rounds[name] += answer["rounds"]
+            outside[name] += answer["seconds"] - 1e-6 * answer["server_us"]
             texts[name].append(answer["tokens"])
-    return seconds, rounds, texts
+    return seconds, rounds, texts, {name: 1e3 * outside[name] / max(1, rounds[name]) for name in ways}
 
 
 def main():
@@ -114,15 +115,16 @@ def main():
         url = f"http://{daemon.host}:{daemon.port}"
         for trip in [0.0, *args.round_trip]:
             with DelayProxy(daemon.host, daemon.port, trip / 1e3) if trip else contextlib.nullcontext() as link:
-                seconds, rounds, texts = measure(args, link.url if trip else url, prompts, ways)
+                seconds, rounds, texts, outside = measure(args, link.url if trip else url, prompts, ways)
             plain = seconds["one token at a time"]
             for name in ways:
                 count = sum(map(len, texts[name]))
                 row = {"round_trip_ms": trip, "way": name, "seconds": seconds[name], "tokens_s": count / seconds[name],
-                       "times": plain / seconds[name], "tokens_a_round": count / rounds[name] if rounds[name] else 1.0}
+                       "times": plain / seconds[name], "tokens_a_round": count / max(1, rounds[name]),
+                       "client_ms_a_round": outside[name]}
                 report.append(row)
                 print(f"  {args.backend}, {trip:g} ms: {name:24} {row['tokens_s']:8.1f} tokens/s, {row['times']:.2f} x one token at a time, "
-                      f"{row['tokens_a_round']:.2f} a round", flush=True)
+                      f"{row['tokens_a_round']:.2f} a round, {outside[name]:.2f} ms of it not the server's", flush=True)
         if args.also:
             other = ends.enter_context(Daemon(args.daemon, args.model, "--backend", args.also, env={"TREEVERIFY_POISON": "off"}))
             client, parted = other.client(), 0
