@@ -9,7 +9,7 @@ tv_packages_build="gcc libc6-dev pkgconf meson ninja-build
     curl" # curl: the README's requests by hand
 tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3-yaml python3-httpx python3-venv
     python3-setuptools python3-wheel python3-matplotlib openssl
-    mypy clang-format-14 binutils mandoc"
+    mypy clang-format-14 clang-14 libclang-rt-14-dev binutils mandoc haproxy"
 # beside those of the build, for deploy/package.sh and for the test of what it makes
 tv_packages_package="debhelper dh-python dpkg-dev fakeroot python3-all pybuild-plugin-pyproject
     python3-setuptools python3-wheel lintian mmdebstrap"

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # run-all.sh - build and run every test; the last line is "N passed, N failed".
 #
-# usage: tests/run-all.sh [BUILD...]    of: plain address thread cuda (default: all that apply)
+# usage: tests/run-all.sh [BUILD...]    of: plain address thread fuzz cuda (default: all that apply)
 # Installs missing packages. plain is the whole suite; address (ASan, UBSan) and thread (TSan) repeat
 # it with loops shortened by TV_TEST_SCALE, without the checks of the sources and, under TSan, without
-# what has no threads to race (tests/meson.build); cuda compiles the CUDA library where nvcc is found.
-# A compiler's warning fails its build. plain and address run on a KV pool filled with NaN wherever
-# nothing is held (TREEVERIFY_POISON, read by fixtures and daemons), thread on the pool as shipped. A
-# test that is skipped counts as neither. Exit 1 when anything failed or nothing ran.
+# what has no threads to race (tests/meson.build); fuzz runs every libFuzzer target (clang, ASan,
+# UBSan) for TV_FUZZ_SECONDS (5) each, from its corpus; cuda compiles the CUDA library where nvcc is
+# found. A compiler's warning fails its build. plain and address run on a KV pool filled with NaN
+# wherever nothing is held (TREEVERIFY_POISON, read by fixtures and daemons), thread on the pool as
+# shipped. A test that is skipped counts as neither. Exit 1 when anything failed or nothing ran.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . deploy/packages.sh
 
 # the system's programs, whose packages are installed below, before any others in the path
 PATH="/usr/bin:/bin:$PATH"
-wanted="${*:-plain address thread cuda}"
+wanted="${*:-plain address thread fuzz cuda}"
 jobs=$(nproc)
 logs=()
 failed_builds=0
@@ -23,10 +24,10 @@ failed_builds=0
 build() {
     local name=$1 scale=$2
     shift 2
-    local dir=build/test-$name
+    local dir=build/test-$name targets=${build_targets:-all}
     echo "== $name"
     if { [ -f $dir/build.ninja ] || meson setup $dir -Dwerror=true "$@" >$dir.setup.log 2>&1 ||
-         { cat $dir.setup.log; false; }; } && ninja -C $dir -j "$jobs" --quiet; then
+         { cat $dir.setup.log; false; }; } && ninja -C $dir -j "$jobs" --quiet $targets; then
         rm -f $dir/meson-logs/testlog.json
         if [ -z "$(meson test -C $dir --no-rebuild --list "${test_options[@]}" 2>/dev/null)" ]; then
             echo "$name: built, and nothing to run in it"
@@ -80,6 +81,7 @@ export TSAN_OPTIONS=halt_on_error=1
 
 for name in $wanted; do
     test_options=()
+    build_targets=
     case $name in
     plain)
         export TREEVERIFY_POISON=on
@@ -96,6 +98,17 @@ for name in $wanted; do
         export TV_KDTR_GEN_ARGS="--only h8_"
         test_options=(--timeout-multiplier 6 --no-suite fence --no-suite alone)
         build thread 0.1 -Dcuda=disabled -Db_sanitize=thread -Db_lundef=false
+        ;;
+    fuzz)
+        if echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 99 ? 0 : 0; }' |
+            clang-14 -fsanitize=fuzzer,address,undefined -x c - -o build/fuzzer-probe 2>/dev/null; then
+            test_options=(--suite fuzz)
+            build_targets=fuzzers
+            CC=clang-14 build fuzz "${TV_TEST_SCALE:-1}" -Dcuda=disabled -Dfuzzing=true -Doptimization=1 \
+                -Db_sanitize=address,undefined -Db_lundef=false
+        else
+            echo "== fuzz: no clang-14 with libFuzzer; the corpora are replayed by the other builds"
+        fi
         ;;
     cuda)
         unset TV_KDTR_GEN_ARGS

@@ -119,23 +119,34 @@ static const char *key_add(struct tv_keys *keys, const struct tv_key *key)
     return NULL;
 }
 
+/* One line without its end; 0: there is none. NULL in *ret_wrong, or what is wrong with it. */
+static int line_read(FILE *file, char *line, size_t bytes, const char **ret_wrong)
+{
+    size_t count = 0;
+    int c = fgetc(file);
+    if (c == EOF) {
+        return 0;
+    }
+    for (; c != EOF && c != '\n'; c = fgetc(file)) {
+        if (c == '\0' || count + 1 == bytes) {
+            *ret_wrong = "the line is too long, or has a NUL";
+            return 1;
+        }
+        line[count++] = (char)c;
+    }
+    count -= count > 0 && line[count - 1] == '\r';
+    line[count] = '\0';
+    return 1;
+}
+
 static const char *read_lines(FILE *file, struct tv_keys *keys, int *ret_line)
 {
     char line[LINE_BYTES];
     const char *wrong = NULL;
-    while (wrong == NULL && fgets(line, sizeof line, file) != NULL) {
+    while (wrong == NULL && line_read(file, line, sizeof line, &wrong)) {
         struct tv_key key;
-        size_t bytes = strcspn(line, "\n");
         ++*ret_line;
-        if (line[bytes] == '\0' && !feof(file)) {
-            wrong = "the line is too long, or has a NUL";
-            break;
-        }
-        line[bytes] = '\0';
-        if (bytes > 0 && line[bytes - 1] == '\r') {
-            line[bytes - 1] = '\0';
-        }
-        if (line[0] != '\0' && line[0] != '#') {
+        if (wrong == NULL && line[0] != '\0' && line[0] != '#') {
             wrong = line_take(line, &key);
             wrong = wrong != NULL ? wrong : key_add(keys, &key);
         }

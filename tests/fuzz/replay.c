@@ -1,8 +1,8 @@
 /*
  * replay.c - runs a fuzz target over the files of a folder, without an engine.
  *
- * usage: replay_<target> FOLDER. Also feeds every prefix of each file up to 200 bytes, which is
- * where parsers break most often. Fails when the folder holds nothing.
+ * usage: replay_<target> FOLDER PREFIXES. Also feeds the first so many prefixes of each file, which
+ * is where parsers break most often. Fails when the folder holds nothing.
  */
 #include <dirent.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@
 
 #define FILE_BYTES_MAX (1u << 20)
 
-static int run_file(const char *path, uint8_t *data)
+static int run_file(const char *path, uint8_t *data, size_t prefixes)
 {
     FILE *file = fopen(path, "rb");
     size_t bytes, prefix;
@@ -25,7 +25,7 @@ static int run_file(const char *path, uint8_t *data)
     }
     bytes = fread(data, 1, FILE_BYTES_MAX, file);
     fclose(file);
-    for (prefix = 0; prefix < bytes && prefix < 200; prefix++) {
+    for (prefix = 0; prefix < bytes && prefix < prefixes; prefix++) {
         (void)LLVMFuzzerTestOneInput(data, prefix); /* always 0; faults abort */
     }
     (void)LLVMFuzzerTestOneInput(data, bytes); /* the same */
@@ -35,13 +35,13 @@ static int run_file(const char *path, uint8_t *data)
 int main(int argc, char **argv)
 {
     uint8_t *data = malloc(FILE_BYTES_MAX);
-    DIR *dir = argc == 2 ? opendir(argv[1]) : NULL;
+    DIR *dir = argc == 3 ? opendir(argv[1]) : NULL;
     struct dirent *entry;
     char path[4096];
     int files = 0;
 
     if (dir == NULL || data == NULL) {
-        fprintf(stderr, "usage: %s FOLDER\n", argv[0]);
+        fprintf(stderr, "usage: %s FOLDER PREFIXES\n", argv[0]);
         free(data);
         return 64;
     }
@@ -50,7 +50,7 @@ int main(int argc, char **argv)
             continue;
         }
         (void)snprintf(path, sizeof(path), "%s/%s", argv[1], entry->d_name); /* cut: open fails */
-        if (run_file(path, data) < 0) {
+        if (run_file(path, data, strtoul(argv[2], NULL, 10)) < 0) {
             break;
         }
         files++;

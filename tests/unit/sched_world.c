@@ -35,6 +35,15 @@ int64_t world_now_us(void)
 
 int32_t below(struct world *world, int32_t limit)
 {
+    if (world->bytes != NULL) {
+        uint32_t drawn = 0;
+        for (int32_t room = 1; room < limit; room = room <= INT32_MAX >> 8 ? room << 8 : limit) {
+            drawn = world->left > 0 ? drawn << 8 | *world->bytes : 0;
+            world->bytes += world->left > 0;
+            world->left -= world->left > 0;
+        }
+        return (int32_t)(drawn % (uint32_t)limit);
+    }
     world->random = world->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     return (int32_t)((world->random >> 33) % (uint64_t)limit);
 }

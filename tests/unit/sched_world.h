@@ -83,10 +83,13 @@ struct world {
     int32_t holders[PAGES]; /* of each page */
     struct keyed past;      /* of a session that is gone */
     uint64_t random;
+    const uint8_t *bytes; /* what is drawn while there are some, then 0; NULL: random numbers */
+    size_t left;
     int64_t serial;
     int64_t counts[WORLD_COUNTS];
 };
 
+/* From 0 to limit - 1. */
 int32_t below(struct world *world, int32_t limit);
 int64_t world_now_us(void);
 /* Sessions expire when their time is over: at the next use, or by the worker's own look. */
@@ -140,6 +143,9 @@ void refused_full(struct world *world, struct tv_call *call);
 /* The answer of a round of this draft, and what it leaves. */
 void accepted(struct world *world, struct slot *slot, const struct draft *draft, const char *body,
               const struct tv_call *call);
+
+/* sched_calls.c: anything that may be done with slot i. */
+void world_operation(struct world *world, int32_t i);
 
 /* sched_rounds.c: rounds that more than one call makes. hold: for the client to settle; then
  * settle, settle_prev or refused_held. */

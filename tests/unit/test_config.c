@@ -372,6 +372,41 @@ static void test_listeners_stay_on_loopback(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
+/* A text that goes on behind a NUL is none that could be compared with what a client sends. */
+static void test_keys_with_nul(void **state)
+{
+    static const char *const ends[] = {"\n", "", "\nother:verify:a-secret-of-17-bytes\n"};
+    static const char line[] = "someone:verify:a-secret-of-16-bytes\0more";
+    (void)state;
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        struct tv_keys keys = {.count = 0};
+        const char *path = write_file("");
+        FILE *file = fopen(path, "w");
+        assert_non_null(file);
+        assert_int_equal(fwrite(line, 1, sizeof line - 1, file), sizeof line - 1);
+        assert_true(fputs(ends[i], file) >= 0);
+        assert_int_equal(fclose(file), 0);
+        assert_int_equal(tv_keys_load(path, &keys, error, sizeof error), -EBADMSG);
+        assert_non_null(strstr(error, "NUL (line 1)"));
+        assert_int_equal(unlink(path), 0);
+    }
+}
+
+static void test_hosts(void **state)
+{
+    static const char *const good[] = {"any", "a", "a.example,b-2,192.0.2.1"};
+    static const char *const bad[] = {"",    ",",   "a,",    ",a", "a,,b",
+                                      "a:1", "a b", "[::1]", "*",  "a_b"};
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        assert_int_equal(load_pair("--hosts", good[i]), 0);
+        assert_string_equal(config.hosts, good[i]);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_int_equal(load_pair("--hosts", bad[i]), -EINVAL);
+    }
+}
+
 /* Rotation, scopes, and that nothing but the whole secret is one. */
 static void test_keys(void **state)
 {
@@ -506,6 +541,8 @@ int main(void)
         cmocka_unit_test(test_synthetic_kv_is_for_synthetic_weights),
         cmocka_unit_test(test_listeners_stay_on_loopback),
         cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_keys_with_nul),
+        cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_between_options),
         cmocka_unit_test(test_print),
         cmocka_unit_test(test_shares_are_printed_shortest),
