@@ -64,6 +64,7 @@ struct tv_config {
     char api_key_file[4096];            /* as tv_config_path takes it; so are the next two */
     char tls_cert[4096], tls_key[4096]; /* both or none */
     int32_t tls_min;                    /* 12: TLS 1.2, 13: TLS 1.3 */
+    char hosts[1024];                   /* names between commas, or "any"; "": none besides ours */
     int32_t max_sessions;
     int32_t queue_max;    /* waiting calls */
     int32_t launch_max_s; /* without progress in an engine call, before readiness fails; 0: auto */

@@ -199,50 +199,6 @@ static void print_prefix_cache(const struct tv_option *option, const struct tv_c
     (void)fprintf(out, "%s", prefix_cache_names[config->prefix_cache]);
 }
 
-/* Numbers between commas, none twice; or none. */
-static int parse_taps(const struct tv_option *option, struct tv_config *config, const char *text,
-                      char *reason, size_t reason_bytes)
-{
-    int32_t taps[TV_TAPS_MAX], count = 0;
-    const char *at = text;
-    (void)option; /* the only option of its type */
-    int more = strcmp(text, "none") != 0;
-    while (more) {
-        size_t digits = strspn(at, "0123456789");
-        int good = digits >= 1 && digits <= 4 && count < TV_TAPS_MAX &&
-                   (at[digits] == '\0' || at[digits] == ',');
-        int32_t tap = good ? (int32_t)strtol(at, NULL, 10) : 0;
-        for (int32_t i = 0; i < count; i++) {
-            good = good && taps[i] != tap;
-        }
-        if (!good) {
-            (void)snprintf(reason, reason_bytes,
-                           "none, or up to %d different layers between commas, are needed",
-                           TV_TAPS_MAX);
-            return -EINVAL;
-        }
-        taps[count++] = tap;
-        more = at[digits] == ',';
-        at += digits + 1;
-    }
-    for (int32_t i = 0; i < count; i++) {
-        config->taps[i] = taps[i];
-    }
-    config->tap_count = count;
-    return 0;
-}
-
-static void print_taps(const struct tv_option *option, const struct tv_config *config, FILE *out)
-{
-    (void)option; /* the only option of its type */
-    if (config->tap_count == 0) {
-        (void)fprintf(out, "none");
-    }
-    for (int32_t i = 0; i < config->tap_count; i++) {
-        (void)fprintf(out, i > 0 ? ",%d" : "%d", config->taps[i]);
-    }
-}
-
 /* A probability in decimal notation. */
 int tv_options_read_share(const char *text, double *ret)
 {
@@ -448,7 +404,7 @@ static const struct tv_option table[] = {
     {"taps", "L1,L2,...|none",
      "layers at whose entry the residual stream can be asked for (want.hidden); the number of "
      "layers is the end of the last one",
-     parse_taps, print_taps, AT(taps), 0, 0},
+     tv_options_parse_taps, tv_options_print_taps, AT(taps), 0, 0},
     {"taps_projection", "FILE",
      "safetensors file whose fc.weight [n, taps x hidden] projects the rows of all taps (a "
      "drafter's "
@@ -480,6 +436,10 @@ static const struct tv_option table[] = {
      tv_options_print_text, AT(tls_key), TEXT(tls_key)},
     {"tls_min", "1.2|1.3", "oldest TLS that is spoken", parse_tls_min, print_tls_min, AT(tls_min),
      0, 0},
+    {"hosts", "NAME1,NAME2,...|any",
+     "without keys: names besides localhost and its addresses by which requests may call this "
+     "server (Host); every other name is refused, as a page in a browser would use it",
+     tv_options_parse_hosts, tv_options_print_text, AT(hosts), TEXT(hosts)},
     INT("max_sessions", max_sessions, 1, 1 << 20, "open sessions"),
     INT("queue_max", queue_max, 1, 1 << 20, "calls that may wait for the worker"),
     INT("idle_pages_s", idle_pages_s, 0, 3600,

@@ -43,6 +43,9 @@ tv_option_print tv_options_print_rates;
 /* rates.c: synthetic_weights. */
 tv_option_parse tv_options_parse_synthetic;
 tv_option_print tv_options_print_synthetic;
+/* lists.c */
+tv_option_parse tv_options_parse_taps, tv_options_parse_hosts;
+tv_option_print tv_options_print_taps;
 /* The `print` of every option whose member is a text. */
 tv_option_print tv_options_print_text;
 const struct tv_option *tv_options_table(size_t *ret_count);

@@ -111,6 +111,9 @@ static int check_head(struct http_conn *conn, const char *method,
                        HTTP_URI_BYTES_MAX - 1);
         return -EINVAL;
     }
+    if (tv_http_host_check(conn->http->config, headers, problem) != 0) {
+        return -EINVAL;
+    }
     int rc = tv_http_route(conn->uri, method, conn->admin, &conn->route, request, problem);
     if (rc != 0) { /* what there is, is told to those with a key alone */
         int denied = tv_http_authorize(conn, headers, 0, problem);

@@ -203,7 +203,9 @@ struct http_headers {
     uint64_t length;
     int is_json;                                  /* the media type of the body */
     char request_id[TV_REQUEST_ID_BYTES_MAX + 1]; /* "" when none is usable */
-    int credentials;                              /* how many Authorization there are */
+    const char *host; /* NULL: none; the connection's, valid during the callback */
+    size_t host_bytes;
+    int credentials;     /* how many Authorization there are */
     const char *secret;  /* of a bearer key, the connection's; valid during the callback */
     size_t secret_bytes; /* 0: none of use */
     int keys;            /* how many Idempotency-Key there are */
@@ -213,6 +215,10 @@ struct http_headers {
 };
 int tv_http_headers_walk(struct MHD_Connection *connection, const char *version,
                          struct http_headers *ret_headers, struct tv_problem *problem);
+
+/* host.c. May a server without keys be called by this name? 0, or -EINVAL with the problem set. */
+int tv_http_host_check(const struct tv_config *config, const struct http_headers *headers,
+                       struct tv_problem *problem);
 
 /* secrets.c. Read the files of keys and certificate that there are, and put them in force. -EBADMSG
  * with text, and with everything as it was. */

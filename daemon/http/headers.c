@@ -188,6 +188,8 @@ static enum MHD_Result visit(void *context, enum MHD_ValueKind kind, const char 
         }
     } else if (is_named(name, name_bytes, "Host")) {
         walk->hosts++;
+        headers->host = value;
+        headers->host_bytes = value_bytes;
     } else if (is_named(name, name_bytes, "Content-Type")) {
         walk->types++;
         headers->is_json = is_json_type(value, value_bytes);

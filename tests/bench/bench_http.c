@@ -72,7 +72,7 @@ static void copy_string(const char *text, const char *name, char *out, size_t by
 static void send_post(struct client *client, const char *path, const char *body)
 {
     int head = snprintf(client->text, sizeof client->text,
-                        "POST %s HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\n"
+                        "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                         "Content-Length: %zu\r\n\r\n%s",
                         path, strlen(body), body);
     if (head < 0 || (size_t)head >= sizeof client->text) {

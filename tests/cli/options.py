@@ -114,7 +114,7 @@ def other_value(key, value, default):
     if value == "N" or value == "BYTES":
         edges = {"drain_grace_s": "9", "batch_window_us": "7", "body_bytes_large": "2000000"}
         return edges.get(key, str(int(default) + 1) if key != "answers_bytes" else "300000000")
-    others = {"off|all|sample:P": "sample:0.25", "P": "0.125", "L1,L2,...|none": "3,0", "off|P1,P2,..": "0.5,0.25"}
+    others = {"off|all|sample:P": "sample:0.25", "P": "0.125", "L1,L2,...|none": "3,0", "NAME1,NAME2,...|any": "a.example,b", "off|P1,P2,..": "0.5,0.25"}
     return others.get(value, "some/where")
 
 

@@ -15,10 +15,10 @@ import unittest
 from harness import CONTRACT, FixedDaemon
 
 BODY = b'{"tokens":[1],"tree":{"tokens":[10],"parents":[-1]}}'
-SECOND = b"GET /healthz HTTP/1.1\r\nHost: second\r\nX-Request-Id: smuggled-%d\r\n\r\n"
+SECOND = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: smuggled-%d\r\n\r\n"
 LENGTH = b"Content-Length: %d" % len(BODY)
 TYPE = b"Content-Type: application/json"
-HOST = b"Host: a"
+HOST = b"Host: localhost"
 
 OURS = "a problem and a close"
 LIBRARY = "the library's own 4xx page and a close"
@@ -72,7 +72,7 @@ CASES = [
     ("bare line feeds", post(HOST, TYPE, LENGTH, eol=b"\n"), HIDDEN),
     ("a folded line", post(HOST, TYPE, LENGTH, b"X-A: 1\r\n 2"), HIDDEN),
     # an empty name ends the headers for 0.9.75: what follows counts as the body, or as the next request
-    ("an empty name without a body", b"GET /healthz HTTP/1.1\r\nHost: a\r\n: 1\r\n\r\n", HIDDEN),
+    ("an empty name without a body", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n: 1\r\n\r\n", HIDDEN),
     ("NUL in a value", post(HOST, TYPE, LENGTH, b"X-A: a\0b"), HIDDEN),
     ("a chunk extension", post(HOST, TYPE, b"Transfer-Encoding: chunked", body=b"%x;a=b\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)), HIDDEN),
 ]

@@ -430,7 +430,7 @@ class TlsTest(unittest.TestCase):
                     self.assertNotEqual(line, "", said)
                     said += line
                 try:
-                    client.stdin.write("GET /healthz HTTP/1.1\nHost: x\nConnection: close\n\n".replace("\n", "\r\n"))
+                    client.stdin.write("GET /healthz HTTP/1.1\nHost: localhost\nConnection: close\n\n".replace("\n", "\r\n"))
                     client.stdin.flush()
                 except BrokenPipeError:
                     self.assertFalse(may_go_on)
