@@ -488,6 +488,9 @@ int main(int argc, char **argv)
         return rc == -EINVAL ? TV_EXIT_USAGE : TV_EXIT_CONFIG;
     }
     set_log_level(service.config.log_level);
+    if (tv_log_is_journal()) {
+        (void)tv_log_journal_open(NULL); /* else stderr leads there all the same */
+    }
     int code;
     if (run_print_options(&service.config, &code)) {
         return code;

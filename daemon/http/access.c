@@ -160,8 +160,8 @@ static enum MHD_Result begin(struct http_conn *conn, const char *method, const c
     } else {
         tv_http_request_id(conn->http, conn->call->request_id, sizeof conn->call->request_id);
     }
-    tv_log(TV_LOG_DEBUG, "http: request %s: %s %s", conn->call->request_id, method,
-           conn->uri_bad ? "?" : conn->uri);
+    tv_log_of(TV_LOG_DEBUG, NULL, conn->call->request_id, "http: request %s: %s %s",
+              conn->call->request_id, method, conn->uri_bad ? "?" : conn->uri);
     if (rc == 0) {
         rc = check_head(conn, method, &headers, &problem);
     }

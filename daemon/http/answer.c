@@ -139,8 +139,8 @@ enum MHD_Result tv_http_answer(struct http_conn *conn)
         return answer_stream(conn);
     }
     if (reply->body.failed != 0 || reply->http_status < 100) {
-        tv_log(TV_LOG_ERROR, "http: no answer could be built for request %s",
-               conn->call->request_id);
+        tv_log_of(TV_LOG_ERROR, NULL, conn->call->request_id,
+                  "http: no answer could be built for request %s", conn->call->request_id);
         return MHD_NO;
     }
     size_t first = 0, count = reply->body.bytes;

@@ -130,8 +130,9 @@ static void context_restore(struct tv_sched *sched, struct job *job)
     int rc = ops->truncate(sched->engine, job->context, session->len);
     tv_sched_lost_note(sched, rc);
     if (rc != 0) {
-        tv_log(TV_LOG_ERROR, "session %s: KV could not be put back to %d: %s; it is closed",
-               session->id, session->len, strerror(-rc));
+        tv_log_of(TV_LOG_ERROR, session->id, job->call == NULL ? NULL : job->call->request_id,
+                  "session %s: KV could not be put back to %d: %s; it is closed", session->id,
+                  session->len, strerror(-rc));
         tv_sched_lock(sched);
         if (!session->gone) {
             tv_sessions_remove(&sched->table, session, TV_SESSION_CLOSED);

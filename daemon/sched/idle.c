@@ -82,8 +82,9 @@ int tv_sched_idle_give(struct tv_sched *sched, const struct tv_cache_shortage *s
         if (session == NULL) {
             break;
         }
-        tv_log(TV_LOG_INFO, "session %s: closed, idle for %lld s: its pages are needed",
-               session->id, (long long)(now_us - session->idle_us) / 1000000);
+        tv_log_of(TV_LOG_INFO, session->id, NULL,
+                  "session %s: closed, idle for %lld s: its pages are needed", session->id,
+                  (long long)(now_us - session->idle_us) / 1000000);
         tv_sessions_expire(&sched->table, session);
         sched->idle_closed++;
         closed++;
