@@ -14,6 +14,9 @@ tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3
 tv_packages_package="debhelper dh-python dpkg-dev fakeroot python3-all pybuild-plugin-pyproject
     python3-setuptools python3-wheel lintian mmdebstrap"
 
+# what the programs load (Debian 12's names; Ubuntu 24.04 has packages that stand for them)
+tv_packages_run="libmicrohttpd12 libcjson1 libnettle8 libinih1 libcurl3-gnutls libsystemd0 libgnutls30"
+
 # tv_packages_install NAME...: does nothing when all are there.
 tv_packages_install() {
     local package missing=""
