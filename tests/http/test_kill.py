@@ -92,7 +92,7 @@ class KillTest(unittest.TestCase):
         shared_before = set(os.listdir("/dev/shm"))
         with tempfile.TemporaryDirectory() as state_dir:
             port = 0
-            for _ in range(sized(3, 20)):
+            for _ in range(sized(3, 200)):
                 port = self.kill_once(port, state_dir)
             self.assertEqual(os.listdir(state_dir), [])
         left = {name for name in set(os.listdir("/dev/shm")) - shared_before if "treeverify" in name}
