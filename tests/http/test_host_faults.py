@@ -41,6 +41,7 @@ class HostFaultsTest(unittest.TestCase):
             state.update(caller.call("POST", verify_path(state), round_body(state)).json)
             text += state["new_tokens"]
         daemon.order("lose")
+        daemon.stat()  # orders are taken one after the other
         lost = caller.call("POST", verify_path(state), round_body(state))
         self.assertEqual((lost.status, lost.code, lost.json["committed"]), (500, "kernel-fault", False))
         self.assertEqual(daemon.process.wait(timeout=60), EXIT_FAULT)
