@@ -166,6 +166,9 @@ static int device_describe(int device, struct tv_cuda *cuda)
         rc = tv_cuda_experts_prepare();
     }
     if (rc == 0) {
+        rc = tv_cuda_moe_prepare();
+    }
+    if (rc == 0) {
         rc = tv_cuda_query_prepare();
     }
     return rc < 0 ? rc : tv_cuda_prefill_attn_prepare();

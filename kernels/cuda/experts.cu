@@ -9,13 +9,15 @@
 #include "experts.cuh"
 #include "ops.h"
 
+#define EXPERTS_SORT 1024 /* threads */
+
 static __global__ void __launch_bounds__(EXPERTS_SORT)
     experts_sort(const int32_t *ids, int32_t pairs, int32_t experts, int32_t block_rows,
                  struct expert_plan plan)
 {
     extern __shared__ int32_t shared[];
-    ptx_launch_dependents();
     ptx_wait_dependence();
+    ptx_launch_dependents();
     experts_sort_pairs(ids, pairs, experts, block_rows, plan, shared);
 }
 

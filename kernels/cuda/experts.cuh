@@ -10,8 +10,7 @@
 #include "launch.cuh"
 #include "linear_launch.cuh"
 
-#define EXPERTS_SORT 1024 /* threads */
-#define EXPERTS_FEW  8    /* rows of an expert up to which tiles are of 8 */
+#define EXPERTS_FEW  32 /* rows of an expert up to which weights are what takes time */
 #define EXPERTS_JOIN 256
 #define EXPERTS_MAX  4096 /* two counters of each in shared memory */
 
@@ -86,25 +85,15 @@ TV_DEVICE void experts_sort_pairs(const int32_t *ids, int32_t pairs, int32_t exp
     }
 }
 
-/* act = silu(gate . x) * (up . x): of the tiles of routed experts (group 0), and of the shared ones
- * for every row (group 1), whose weights are known before the routing is. */
-struct gate_problem {
+/* What both products over experts have in common: the items of the shared ones for every row (group
+ * 1), then those of the tiles of routed ones (group 0). */
+struct expert_problem {
     typedef float X;
-    static constexpr bool paired = true, streamed = true, has_late = true;
-    const void *const *gate, *const *up;
-    const void *shared_gate, *shared_up;
-    const float *x;
+    static constexpr bool streamed = true, rows_ready = false;
     struct expert_plan plan;
-    int32_t rows, n, k, top_k, tiles_bound;
-    int32_t shared_n, shared_tiles; /* 0 tiles: no shared experts */
+    int32_t rows, n, k, tiles_bound;
+    int32_t shared_n, shared_k, shared_tiles; /* 0 tiles: no shared experts */
     bool vector;
-
-    struct tile {
-        const void *w[2];
-        const int32_t *order; /* NULL: rows as they come, from `first` on */
-        float *act;
-        int32_t first, n, k, rows;
-    };
 
     int64_t items_bound(int32_t width) const
     {
@@ -117,19 +106,9 @@ struct gate_problem {
         return shared_tiles * ((shared_n + width - 1) / width);
     }
 
-    __device__ __forceinline__ void early(int32_t width, struct stream_items *ret) const
+    __device__ __forceinline__ int32_t routed_items(int32_t width) const
     {
-        stream_dense(shared_tiles, 1, shared_n, width, ret);
-    }
-
-    /* In the opposite order, so that no block has one item more of both. */
-    __device__ __forceinline__ void late(int32_t width, struct stream_items *ret) const
-    {
-        int32_t items = *plan.tile_count * ((n + width - 1) / width);
-        uint32_t block = gridDim.x - 1 - blockIdx.x;
-        int32_t first = stream_share(items, block, gridDim.x);
-        ret->late = shared_items(width) + first;
-        ret->late_count = stream_share(items, block + 1, gridDim.x) - first;
+        return *plan.tile_count * ((n + width - 1) / width);
     }
 
     __device__ __forceinline__ void place(int32_t item, int32_t width, int32_t *tile,
@@ -144,6 +123,38 @@ struct gate_problem {
         *tile = (item - shared) / columns;
         *column = (item - shared) % columns;
         *group = 0;
+    }
+};
+
+/* act = silu(gate . x) * (up . x); the weights of shared experts are known before the routing is.
+ */
+struct gate_problem : expert_problem {
+    static constexpr bool paired = true, has_late = true, items_ready = false;
+    const void *const *gate, *const *up;
+    const void *shared_gate, *shared_up;
+    const float *x;
+    int32_t top_k;
+
+    struct tile {
+        const void *w[2];
+        const int32_t *order; /* NULL: rows as they come, from `first` on */
+        float *act;
+        int32_t first, n, k, rows;
+    };
+
+    __device__ __forceinline__ void early(int32_t width, struct stream_run *ret) const
+    {
+        stream_dense(shared_tiles, 1, shared_n, width, ret);
+    }
+
+    /* In the opposite order: who has had an early item has one less than others at most. */
+    __device__ __forceinline__ void late(int32_t width, struct stream_run *ret) const
+    {
+        int32_t items = routed_items(width);
+        uint32_t block = gridDim.x - 1 - blockIdx.x;
+        int32_t first = stream_share(items, block, gridDim.x);
+        ret->first = shared_items(width) + first;
+        ret->count = stream_share(items, block + 1, gridDim.x) - first;
     }
 
     __device__ __forceinline__ bool open(tile &t, int32_t at, int32_t group,
@@ -186,16 +197,11 @@ struct gate_problem {
     }
 };
 
-/* out = down . act, groups as above. */
-struct down_problem {
-    typedef float X;
-    static constexpr bool paired = false, streamed = true, has_late = true;
+/* out = down . act. The launch that makes act has waited for the plan. */
+struct down_problem : expert_problem {
+    static constexpr bool paired = false, has_late = false, items_ready = true;
     const void *const *down;
     const void *shared_down;
-    struct expert_plan plan;
-    int32_t rows, n, k, tiles_bound;
-    int32_t shared_k, shared_tiles;
-    bool vector;
 
     struct tile {
         const void *w[1];
@@ -204,46 +210,23 @@ struct down_problem {
         int32_t n, k, rows;
     };
 
-    int64_t items_bound(int32_t width) const
-    {
-        return (int64_t)(tiles_bound + shared_tiles) * linear_blocks(n, width);
-    }
-
-    __device__ __forceinline__ void early(int32_t, struct stream_items *) const
-    {
-    }
-
     /* The first item that begins at `cost` or later; an item costs its chunks. */
-    __device__ __forceinline__ int32_t item_at(int64_t cost, int32_t shared) const
+    __device__ __forceinline__ int32_t item_at(int64_t cost, int32_t shared, int32_t each,
+                                               int32_t shared_each) const
     {
-        int32_t each = (k + LINEAR_CHUNK - 1) / LINEAR_CHUNK;
-        int32_t shared_each = (shared_k + LINEAR_CHUNK - 1) / LINEAR_CHUNK;
         int64_t all = (int64_t)shared * shared_each;
         return cost < all ? (int32_t)((cost + shared_each - 1) / shared_each)
                           : shared + (int32_t)((cost - all + each - 1) / each);
     }
 
-    __device__ __forceinline__ void late(int32_t width, struct stream_items *ret) const
+    __device__ __forceinline__ void early(int32_t width, struct stream_run *ret) const
     {
-        int32_t columns = (n + width - 1) / width, shared = shared_tiles * columns;
-        int64_t cost = (int64_t)shared * ((shared_k + LINEAR_CHUNK - 1) / LINEAR_CHUNK);
-        cost += (int64_t)*plan.tile_count * columns * ((k + LINEAR_CHUNK - 1) / LINEAR_CHUNK);
-        ret->late = item_at(cost * blockIdx.x / gridDim.x, shared);
-        ret->late_count = item_at(cost * (blockIdx.x + 1) / gridDim.x, shared) - ret->late;
-    }
-
-    __device__ __forceinline__ void place(int32_t item, int32_t width, int32_t *tile,
-                                          int32_t *group, int32_t *column) const
-    {
-        int32_t columns = (n + width - 1) / width, shared = shared_tiles * columns;
-        if (item < shared) {
-            stream_dense_place(item, shared_tiles, n, width, tile, group, column);
-            *group = 1;
-            return;
-        }
-        *tile = (item - shared) / columns;
-        *column = (item - shared) % columns;
-        *group = 0;
+        int32_t each = (k + LINEAR_CHUNK - 1) / LINEAR_CHUNK, shared = shared_items(width);
+        int32_t shared_each = (shared_k + LINEAR_CHUNK - 1) / LINEAR_CHUNK;
+        int64_t cost = (int64_t)shared * shared_each + (int64_t)routed_items(width) * each;
+        ret->first = item_at(cost * blockIdx.x / gridDim.x, shared, each, shared_each);
+        ret->count =
+            item_at(cost * (blockIdx.x + 1) / gridDim.x, shared, each, shared_each) - ret->first;
     }
 
     __device__ __forceinline__ bool open(tile &t, int32_t at, int32_t group,
@@ -338,17 +321,18 @@ static size_t plan_carve(const struct tv_experts *args, int32_t shared_inter, ch
     return (size_t)(next - workspace);
 }
 
-/* Rows of a tile, the same for both products; a shape does not change a result. A second tile of an
- * expert finds its weights near, which costs less than the products of rows that are not there. */
+/* Rows of a tile, the same for both products; a shape does not change a result. A tile that holds
+ * all rows of an expert reads its weights once; of twice their mean number few are second ones. */
 static int32_t experts_block_rows(const struct tv_experts *args)
 {
     int64_t pairs = (int64_t)args->rows * args->top_k;
     bool mma =
         linear_uses_mma(args->w_dtype, args->hidden) && linear_uses_mma(args->w_dtype, args->inter);
     int32_t each = (int32_t)((pairs + args->experts - 1) / args->experts);
-    return mma && each <= EXPERTS_FEW
-               ? 8
-               : linear_block_rows(mma, true, args->experts, each, args->inter);
+    if (!mma || each > EXPERTS_FEW) {
+        return linear_block_rows(mma, true, args->experts, each, args->inter);
+    }
+    return args->rows <= 8 ? 8 : each <= 8 ? 16 : 32;
 }
 
 static int experts_check(const struct tv_experts *args)
@@ -379,7 +363,7 @@ static void experts_problems(const struct tv_experts *args, const struct expert_
     down->down = args->down;
     down->plan = plan;
     down->rows = args->rows;
-    down->n = args->hidden;
+    down->n = down->shared_n = args->hidden;
     down->k = args->inter;
     down->tiles_bound = gate->tiles_bound;
     down->vector = args->inter % 4 == 0;

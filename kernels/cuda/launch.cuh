@@ -4,7 +4,9 @@
  * Owns the attribute. A kernel that is launched so calls ptx_wait_dependence before it touches what
  * another launch reads or writes; what no launch writes (weights) it may read ahead of that. Every
  * block waits, or none but blocks that do nothing: the end of a launch then means the end of all
- * before it.
+ * before it. Where each block of the launch before waits first and then lets this one begin, all
+ * that precedes that launch has ended when this one begins: behind ptx_fence_device it may read
+ * what those wrote, and wait later, for what the launch before writes, or at its end.
  */
 #ifndef TV_KERNELS_CUDA_LAUNCH_CUH
 #define TV_KERNELS_CUDA_LAUNCH_CUH

@@ -4,17 +4,14 @@
 #include "linear_launch.cuh"
 #include "ops.h"
 
-#define PAIR_ROWS_MAX 64 /* beyond these two products fill the device one by one */
+#define PAIR_ROWS_MAX 128 /* beyond these two products fill the device one by one */
 
-struct dense_problem {
-    typedef float X;
-    static constexpr bool paired = false, streamed = true, has_late = false;
+struct dense_problem : stream_plain {
     const char *w;
     const float *x;
     float *y;
     int64_t w_group_bytes, x_row_stride, x_group_stride, y_row_stride, y_group_stride;
-    int32_t rows, tiles, groups, n, k;
-    bool vector, accumulate;
+    bool accumulate;
 
     struct tile {
         const void *w[1];
@@ -22,26 +19,6 @@ struct dense_problem {
         float *y;
         int32_t n, k, rows;
     };
-
-    int64_t items_bound(int32_t width) const
-    {
-        return (int64_t)tiles * linear_blocks(n, width) * groups;
-    }
-
-    __device__ __forceinline__ void early(int32_t width, struct stream_items *ret) const
-    {
-        stream_dense(tiles, groups, n, width, ret);
-    }
-
-    __device__ __forceinline__ void late(int32_t, struct stream_items *) const
-    {
-    }
-
-    __device__ __forceinline__ void place(int32_t item, int32_t width, int32_t *tile,
-                                          int32_t *group, int32_t *column) const
-    {
-        stream_dense_place(item, tiles, n, width, tile, group, column);
-    }
 
     __device__ __forceinline__ bool open(tile &t, int32_t at, int32_t group,
                                          int32_t block_rows) const
@@ -68,11 +45,6 @@ struct dense_problem {
         *y_at = accumulate ? *y_at + value : value;
     }
 };
-
-int tv_cuda_linear_prepare(void)
-{
-    return linear_prepare<struct dense_problem>();
-}
 
 int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
 {
@@ -113,15 +85,13 @@ int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
 }
 
 /* Two matrices of the same k and the same rows; group: which of the two. */
-struct pair_problem {
-    typedef float X;
-    static constexpr bool paired = false, streamed = true, has_late = false;
+struct pair_problem : stream_plain {
     const void *w[2];
     const float *x;
     float *y[2];
     int64_t x_row_stride, y_row_stride[2];
-    int32_t rows, tiles, n[2], k;
-    bool vector, accumulate[2];
+    int32_t columns[2]; /* n of either */
+    bool accumulate[2];
 
     struct tile {
         const void *w[1];
@@ -134,23 +104,20 @@ struct pair_problem {
 
     int64_t items_bound(int32_t width) const
     {
-        return (int64_t)tiles * (linear_blocks(n[0], width) + linear_blocks(n[1], width));
+        return (int64_t)tiles *
+               (linear_blocks(columns[0], width) + linear_blocks(columns[1], width));
     }
 
-    __device__ __forceinline__ void early(int32_t width, struct stream_items *ret) const
+    __device__ __forceinline__ void early(int32_t width, struct stream_run *ret) const
     {
-        int32_t items = (n[0] + width - 1) / width + (n[1] + width - 1) / width;
+        int32_t items = (columns[0] + width - 1) / width + (columns[1] + width - 1) / width;
         stream_dense(tiles, 1, items, 1, ret);
-    }
-
-    __device__ __forceinline__ void late(int32_t, struct stream_items *) const
-    {
     }
 
     __device__ __forceinline__ void place(int32_t item, int32_t width, int32_t *tile,
                                           int32_t *group, int32_t *column) const
     {
-        int32_t first = (n[0] + width - 1) / width, at = item / tiles;
+        int32_t first = (columns[0] + width - 1) / width, at = item / tiles;
         *tile = item % tiles;
         *group = at >= first;
         *column = at >= first ? at - first : at;
@@ -165,7 +132,7 @@ struct pair_problem {
         t.y_row_stride = second ? y_row_stride[1] : y_row_stride[0];
         t.x = x + first * x_row_stride;
         t.y = (second ? y[1] : y[0]) + first * t.y_row_stride;
-        t.n = second ? n[1] : n[0];
+        t.n = second ? columns[1] : columns[0];
         t.k = k;
         t.rows = min(block_rows, rows - first);
         t.accumulate = second ? accumulate[1] : accumulate[0];
@@ -184,6 +151,12 @@ struct pair_problem {
         *y_at = t.accumulate ? *y_at + value : value;
     }
 };
+
+int tv_cuda_linear_prepare(void)
+{
+    int rc = linear_prepare<struct dense_problem>();
+    return rc < 0 ? rc : linear_prepare<struct pair_problem>();
+}
 
 int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
                         const struct tv_linear *second)
@@ -208,15 +181,17 @@ int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
         p.w[i] = both[i]->w;
         p.y[i] = both[i]->y;
         p.y_row_stride[i] = both[i]->y_row_stride;
-        p.n[i] = both[i]->n;
+        p.columns[i] = both[i]->n;
         p.accumulate[i] = both[i]->accumulate != 0;
     }
     p.x = first->x;
     p.x_row_stride = first->x_row_stride;
     p.rows = first->rows;
+    p.groups = 1;
+    p.n = p.columns[0] + p.columns[1];
     p.k = first->k;
     p.vector = (uintptr_t)first->x % 16 == 0 && first->x_row_stride % 4 == 0;
-    int32_t block_rows = p.rows <= 8 ? 8 : p.rows <= 16 ? 16 : 32;
+    int32_t block_rows = p.rows <= 8 ? 8 : 16;
     p.tiles = (int32_t)linear_blocks(p.rows, block_rows);
     return linear_stream_rows(k, p, block_rows, p.k);
 }

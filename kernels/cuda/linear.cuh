@@ -13,9 +13,11 @@
  * What is multiplied, and where results go, is told by a problem type P:
  *   X (float or bf16); paired (two matrices share x: gate and up); vector (rows of x may be read 16
  *   bytes at a time); struct tile { w[], n, k, rows, ... }; open (tile `at` of the rows of a group;
- *   false: there is none); x_row; store or store_pair; streamed (few rows take linear_stream: also
- *   early and late, which name a block's items (a tile of rows and some columns), has_late, and
- *   place, which finds one).
+ *   false: there is none); x_row; store or store_pair; streamed (few rows take linear_slab or
+ *   linear_stream: also early, which names a block's items (a tile of rows and some columns), and
+ *   place, which finds one). items_ready: early, and then open, read what was there when the launch
+ *   began, as launch.cuh says; rows_ready: so do x_row and the reads of rows. has_late: late names
+ *   further items, when the launch before has ended; the rows of the early ones are ready.
  */
 #ifndef TV_KERNELS_CUDA_LINEAR_CUH
 #define TV_KERNELS_CUDA_LINEAR_CUH
@@ -117,19 +119,15 @@ template <> struct linear_x<__nv_bfloat16> {
     static constexpr bool exact = true;
 };
 
-/*
- * Where element e of a block's [A][B][4][32] sums belongs: column and row inside the block. Paired:
- * e and e + 64 are of the two matrices.
- */
-template <int B, bool PAIRED> TV_DEVICE int32_t linear_column(int32_t e)
+/* Where element e of a block's [B][4][32] sums belongs: column and row inside the block. */
+TV_DEVICE int32_t linear_column(int32_t e)
 {
-    return PAIRED ? e / (B * 128) * 8 + (e & 31) / 4
-                  : e / (B * 128) * 16 + (e & 31) / 4 + (e & 64) / 8;
+    return (e & 31) / 4 + (e & 64) / 8;
 }
 
-template <int B> TV_DEVICE int32_t linear_row(int32_t e)
+TV_DEVICE int32_t linear_row(int32_t e)
 {
-    return e / 128 % B * 8 + (e & 3) * 2 + (e & 32) / 32;
+    return e / 128 * 8 + (e & 3) * 2 + (e & 32) / 32;
 }
 
 /*

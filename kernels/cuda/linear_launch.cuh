@@ -8,6 +8,7 @@
 #define TV_KERNELS_CUDA_LINEAR_LAUNCH_CUH
 
 #include "launch.cuh"
+#include "linear_slab.cuh"
 #include "linear_stream.cuh"
 #include "linear_wide.cuh"
 
@@ -39,60 +40,97 @@ static inline int32_t linear_block_rows(bool mma, bool paired, int64_t matrices,
     if (rows > 32 && blocks >= WIDE_BLOCKS_LEAST) {
         return WIDE_ROWS;
     }
-    return rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
+    /* Smaller tiles where larger ones leave a good part of the device idle. */
+    blocks = matrices * linear_blocks(rows, 32) * linear_blocks(n, paired ? SLAB_W / 2 : SLAB_W);
+    return rows <= 8 ? 8 : rows <= 16 || blocks < WIDE_BLOCKS_LEAST ? 16 : 32;
 }
 
-/* Once per device and problem type, before the first launch. -ENOTSUP: not enough shared memory. */
+/* Dynamic shared memory of a kernel. */
+template <size_t BYTES> static int linear_prepare_kernel(const void *kernel)
+{
+    static_assert(BYTES <= TV_CUDA_SHARED_MAX, "fits every promised device");
+    return tv_cuda_errno(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)BYTES));
+}
+
+template <typename P, int B> static int linear_prepare_few(void)
+{
+    int rc = linear_prepare_kernel<sizeof(struct slab_shared<typename P::X, B>)>(
+        (const void *)linear_slab<P, B>);
+    if constexpr (!P::paired && B <= 2) {
+        rc = rc < 0 ? rc
+                    : linear_prepare_kernel<sizeof(struct stream_shared<B, 8>)>(
+                          (const void *)linear_stream<P, B, 8>);
+    }
+    return rc;
+}
+
+/* Once per device, problem type and source file (each has kernels of its own), before the first
+ * launch: of linear_stream_rows, and of all. -ENOTSUP: not enough shared memory. */
+template <typename P> static int linear_prepare_rows(void)
+{
+    int rc = linear_prepare_few<P, 1>();
+    rc = rc < 0 ? rc : linear_prepare_few<P, 2>();
+    return rc < 0 ? rc : linear_prepare_few<P, 4>();
+}
+
 template <typename P> static int linear_prepare(void)
 {
-    int32_t bytes = WIDE_STAGES * (int32_t)sizeof(struct wide_stage<typename P::X>);
-    static_assert(WIDE_STAGES * sizeof(struct wide_stage<typename P::X>) <= TV_CUDA_SHARED_MAX,
-                  "fits every promised device");
-    return tv_cuda_errno(cudaFuncSetAttribute((const void *)linear_wide<P>,
-                                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int rc = linear_prepare_kernel<WIDE_STAGES * sizeof(struct wide_stage<typename P::X>)>(
+        (const void *)linear_wide<P>);
+    if constexpr (P::streamed) {
+        rc = rc < 0 ? rc : linear_prepare_rows<P>();
+    }
+    return rc;
 }
 
-template <typename P, int A, int B, int W>
+template <typename P, int B, int W>
 static int linear_stream_launch(const struct tv_kernels *k, const P &p)
 {
     const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
-    int64_t items = p.items_bound(P::paired ? 8 * A : 16 * A);
-    int64_t blocks = (int64_t)cuda->sm_count * (W == 1 ? 16 : stream_blocks(A, B, W));
+    int64_t items = p.items_bound(STREAM_W);
+    int64_t blocks = (int64_t)cuda->sm_count * (W == 1 ? 16 : STREAM_BLOCKS);
     if (items > INT32_MAX) {
         return -EINVAL;
     }
-    return launch(linear_stream<P, A, B, W>, dim3((uint32_t)(items < blocks ? items : blocks)),
-                  W * 32, 0, tv_cuda_stream(k), p);
+    return launch(linear_stream<P, B, W>, dim3((uint32_t)(items < blocks ? items : blocks)), W * 32,
+                  sizeof(struct stream_shared<B, W>), tv_cuda_stream(k), p);
+}
+
+template <typename P, int B> static int linear_slab_launch(const struct tv_kernels *k, const P &p)
+{
+    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
+    int64_t items = p.items_bound(P::paired ? SLAB_W / 2 : SLAB_W);
+    int64_t blocks = (int64_t)cuda->sm_count * slab_shared<typename P::X, B>::BLOCKS;
+    if (items > INT32_MAX) {
+        return -EINVAL;
+    }
+    return launch(linear_slab<P, B>, dim3((uint32_t)(items < blocks ? items : blocks)),
+                  SLAB_THREADS, sizeof(struct slab_shared<typename P::X, B>), tv_cuda_stream(k), p);
 }
 
 /*
- * Tiles of 8, 16 or 32 rows; depth: the largest k. Twice the columns halve what is read of x for a
- * weight, which several rows ask for; a single row asks for more blocks.
+ * Tiles of 8, 16 or 32 rows; depth: the largest k. Where 64 columns at a time leave part of the
+ * device idle, few rows take 16 columns, whose k the warps of a block share.
  */
 template <typename P>
 static int linear_stream_rows(const struct tv_kernels *k, const P &p, int32_t block_rows,
                               int32_t depth)
 {
-    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
-    if constexpr (P::paired) {
-        return block_rows == 8    ? linear_stream_launch<P, 2, 1, 8>(k, p)
-               : block_rows == 16 ? linear_stream_launch<P, 2, 2, 8>(k, p)
-                                  : linear_stream_launch<P, 2, 4, 8>(k, p);
-    } else {
-        bool twice = p.rows > 1 && p.items_bound(32) >= 2 * (int64_t)cuda->sm_count;
-        if (depth <= LINEAR_CHUNK) { /* one chunk needs but one warp */
-            return block_rows == 8    ? linear_stream_launch<P, 1, 1, 1>(k, p)
-                   : block_rows == 16 ? linear_stream_launch<P, 1, 2, 1>(k, p)
-                                      : linear_stream_launch<P, 2, 4, 1>(k, p);
+    if constexpr (!P::paired) {
+        const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
+        if (block_rows <= 16 && p.items_bound(SLAB_W) < cuda->sm_count) {
+            if (depth <= LINEAR_CHUNK) { /* one chunk needs but one warp */
+                return block_rows == 8 ? linear_stream_launch<P, 1, 1>(k, p)
+                                       : linear_stream_launch<P, 2, 1>(k, p);
+            }
+            return block_rows == 8 ? linear_stream_launch<P, 1, 8>(k, p)
+                                   : linear_stream_launch<P, 2, 8>(k, p);
         }
-        if (block_rows == 8) {
-            return twice ? linear_stream_launch<P, 2, 1, 8>(k, p)
-                         : linear_stream_launch<P, 1, 1, 8>(k, p);
-        }
-        return block_rows > 16 ? linear_stream_launch<P, 2, 4, 8>(k, p)
-               : twice         ? linear_stream_launch<P, 2, 2, 8>(k, p)
-                               : linear_stream_launch<P, 1, 2, 8>(k, p);
     }
+    return block_rows == 8    ? linear_slab_launch<P, 1>(k, p)
+           : block_rows == 16 ? linear_slab_launch<P, 2>(k, p)
+                              : linear_slab_launch<P, 4>(k, p);
 }
 
 /*

@@ -1,7 +1,7 @@
 /*
  * linear_wide.cuh - the matrix product of linear.cuh for many rows: 128 columns of 64 rows a block.
  *
- * The same products in the same order as linear_mma, so the same bits; only who computes what
+ * The same products in the same order as linear_slab, so the same bits; only who computes what
  * differs. Weights and rows pass through shared memory in slabs of 32 k, four in flight; floats are
  * cut into their pieces once on the way in. Each warp keeps 32 columns of 16 rows and walks all of
  * k. Owns no kernel choice: linear.cuh decides when there are enough blocks for it.
@@ -161,8 +161,8 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1) linear_wide(const __gr
     extern __shared__ __align__(16) char wide_shared[];
     struct wide_stage<X> *stages = (struct wide_stage<X> *)wide_shared;
     typename P::tile t;
-    ptx_launch_dependents();
     ptx_wait_dependence();
+    ptx_launch_dependents();
     if (!p.open(t, (int32_t)blockIdx.x, (int32_t)blockIdx.z, WIDE_ROWS)) {
         return;
     }

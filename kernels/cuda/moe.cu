@@ -10,9 +10,11 @@
 #include "ops.h"
 #include "router.cuh"
 
-#define ROWS_MAX     64    /* beyond these the choice in one block takes too long */
+#define ROWS_MAX     128   /* beyond these the choice in one block takes too long */
 #define ROUTE_WARPS  4     /* the fewest that sort */
+#define ROUTE_MOST   24    /* what registers allow */
 #define SHARED_BYTES 40960 /* of the choice: as many warps as this serves */
+#define IDS_BYTES    8192  /* of the ids, beside them */
 
 static size_t route_bytes(const struct tv_router *a)
 {
@@ -21,14 +23,16 @@ static size_t route_bytes(const struct tv_router *a)
 }
 
 /* The first `warps` warps choose, a row at a time each; then the block sorts. */
-static __global__ void __launch_bounds__(EXPERTS_SORT)
+static __global__ void __launch_bounds__(32 * ROUTE_MOST, 1)
     moe_route(const __grid_constant__ struct tv_router a, int32_t warps, int32_t block_rows,
               const __grid_constant__ struct expert_plan plan)
 {
     extern __shared__ double shared[];
+    int32_t *ids = (int32_t *)((char *)shared + SHARED_BYTES);
     int32_t warp = (int32_t)threadIdx.x >> 5;
     int32_t bytes = (int32_t)(2 * sizeof(double)) * a.experts;
     bytes += ((int32_t)(sizeof(double) + 1) * a.n_group + 15) / 16 * 16;
+    /* Shared experts may begin beside this: the router's product has waited for their rows. */
     ptx_launch_dependents();
     ptx_wait_dependence();
     if (warp < warps) {
@@ -38,12 +42,12 @@ static __global__ void __launch_bounds__(EXPERTS_SORT)
         s.groups = s.choice + a.experts;
         s.kept = (uint8_t *)(s.groups + a.n_group);
         for (int32_t row = warp; row < a.rows; row += warps) {
-            router_row(a, row, s);
+            router_row(a, row, s, ids);
             __syncwarp();
         }
     }
     __syncthreads();
-    experts_sort_pairs(a.ids, a.rows * a.top_k, a.experts, block_rows, plan, (int32_t *)shared);
+    experts_sort_pairs(ids, a.rows * a.top_k, a.experts, block_rows, plan, (int32_t *)shared);
 }
 
 size_t tv_cuda_moe_workspace(const struct tv_kernels *k, const struct tv_moe *args)
@@ -68,7 +72,8 @@ static int moe_check(const struct tv_moe *args)
                linear_uses_mma(experts->w_dtype, experts->inter) &&
                (args->shared_inter == 0 || linear_uses_mma(experts->w_dtype, args->shared_inter));
     return mma && experts->rows <= ROWS_MAX && route_bytes(&args->router) <= SHARED_BYTES &&
-                   2 * sizeof(int32_t) * (size_t)experts->experts <= SHARED_BYTES
+                   2 * sizeof(int32_t) * (size_t)experts->experts <= SHARED_BYTES &&
+                   (int64_t)experts->rows * experts->top_k * (int64_t)sizeof(int32_t) <= IDS_BYTES
                ? 0
                : -ENOTSUP;
 }
@@ -76,15 +81,20 @@ static int moe_check(const struct tv_moe *args)
 static int route(const struct tv_kernels *k, const struct tv_moe *args, int32_t block_rows,
                  const struct expert_plan &plan)
 {
-    size_t each = route_bytes(&args->router),
-           sort = 2 * sizeof(int32_t) * (size_t)args->router.experts;
-    int32_t warps = (int32_t)(SHARED_BYTES / each);
-    warps = warps < EXPERTS_SORT / 32 ? warps : EXPERTS_SORT / 32;
+    int32_t warps = (int32_t)(SHARED_BYTES / route_bytes(&args->router));
+    warps = warps < ROUTE_MOST ? warps : ROUTE_MOST;
     warps = warps < args->router.rows ? warps : args->router.rows;
-    size_t bytes = each * (size_t)warps > sort ? each * (size_t)warps : sort;
+    size_t bytes =
+        SHARED_BYTES + (size_t)args->router.rows * (size_t)args->router.top_k * sizeof(int32_t);
     uint32_t threads = 32 * (uint32_t)(warps > ROUTE_WARPS ? warps : ROUTE_WARPS);
     return launch(moe_route, dim3(1), threads, bytes, tv_cuda_stream(k), args->router, warps,
                   block_rows, plan);
+}
+
+int tv_cuda_moe_prepare(void)
+{
+    int rc = linear_prepare_rows<struct gate_problem>();
+    return rc < 0 ? rc : linear_prepare_rows<struct down_problem>();
 }
 
 int tv_cuda_moe(struct tv_kernels *k, const struct tv_moe *args)

@@ -18,6 +18,7 @@ extern "C" {
  */
 int tv_cuda_linear_prepare(void);
 int tv_cuda_experts_prepare(void);
+int tv_cuda_moe_prepare(void);
 int tv_cuda_prefill_attn_prepare(void);
 int tv_cuda_query_prepare(void);
 

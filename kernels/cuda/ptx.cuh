@@ -139,6 +139,33 @@ TV_DEVICE void ptx_bulk_copy(uint32_t shared, const void *global, uint32_t bytes
                  : "memory");
 }
 
+/* Of what is read once: the first to leave L2, so that what every layer reads again stays. */
+TV_DEVICE uint64_t ptx_policy_once(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* Copy 16 bytes, of which the first `bytes` are read and the rest is zero, past L1. */
+TV_DEVICE void ptx_copy_once(uint32_t shared, const void *global, uint32_t bytes, uint64_t policy)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared),
+                 "l"(global), "r"(bytes), "l"(policy)
+                 : "memory");
+}
+
+TV_DEVICE void ptx_copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until all but the last `Left` groups of this thread's copies are there. */
+template <int Left> TV_DEVICE void ptx_copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
+
 /* Bring a tensor map near, so that the first copy does not wait for it. */
 TV_DEVICE void ptx_prefetch_map(const void *map)
 {
@@ -229,6 +256,12 @@ TV_DEVICE void ptx_barrier_arrive(int id, int threads)
 TV_DEVICE void ptx_launch_dependents(void)
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* What this thread reads from here on is not older than what it could know of before. */
+TV_DEVICE void ptx_fence_device(void)
+{
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 /* Wait until the grids this launch depends on have ended and their writes are visible. */

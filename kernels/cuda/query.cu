@@ -15,8 +15,8 @@
 static __global__ void __launch_bounds__(LATENT_THREADS)
     query_turn(const __grid_constant__ struct tv_query a)
 {
-    ptx_launch_dependents();
     ptx_wait_dependence();
+    ptx_launch_dependents(); /* absorb reads what the launch before this one wrote */
     if ((int32_t)blockIdx.x < a.latent.rows) {
         latent_row(a.latent, blockIdx.x);
         return;
@@ -36,16 +36,13 @@ static __global__ void __launch_bounds__(LATENT_THREADS)
 }
 
 /* Group: a head. */
-struct absorb_problem {
-    typedef float X;
-    static constexpr bool paired = false, streamed = true, has_late = false;
+struct absorb_problem : stream_plain {
+    static constexpr bool rows_ready = true;
     const char *w;
     const float *x;
     void *y;
     enum tv_dtype y_dtype;
-    int32_t rows, tiles, groups, n, k; /* k: of the product; a row of x has x_dim for each head */
-    int32_t x_dim, y_dim;
-    bool vector;
+    int32_t x_dim, y_dim; /* of a head's part of a row */
 
     struct tile {
         const void *w[1];
@@ -53,26 +50,6 @@ struct absorb_problem {
         int64_t y; /* element of y */
         int32_t n, k, rows;
     };
-
-    int64_t items_bound(int32_t width) const
-    {
-        return (int64_t)tiles * linear_blocks(n, width) * groups;
-    }
-
-    __device__ __forceinline__ void early(int32_t width, struct stream_items *ret) const
-    {
-        stream_dense(tiles, groups, n, width, ret);
-    }
-
-    __device__ __forceinline__ void late(int32_t, struct stream_items *) const
-    {
-    }
-
-    __device__ __forceinline__ void place(int32_t item, int32_t width, int32_t *tile,
-                                          int32_t *group, int32_t *column) const
-    {
-        stream_dense_place(item, tiles, n, width, tile, group, column);
-    }
 
     __device__ __forceinline__ bool open(tile &t, int32_t at, int32_t group,
                                          int32_t block_rows) const

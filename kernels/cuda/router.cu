@@ -13,7 +13,7 @@ static __global__ void __launch_bounds__(32) router(const __grid_constant__ stru
     struct router_shared s = {shared, shared + a.experts, groups, kept};
     ptx_launch_dependents();
     ptx_wait_dependence();
-    router_row(a, blockIdx.x, s);
+    router_row(a, blockIdx.x, s, NULL);
 }
 
 int tv_cuda_router(struct tv_kernels *k, const struct tv_router *args)

@@ -12,28 +12,41 @@
 #define ROUTER_EXPERTS_MAX 2048 /* two doubles of each in shared memory */
 #define ROUTER_GROUPS_MAX  256
 
-/* The better of two candidates: larger value, then lower id; id < 0 is none. */
+/* Rises with the value, and is never 0; a value that is no number has none. */
+TV_DEVICE uint64_t router_key(double value)
+{
+    uint64_t bits = (uint64_t)__double_as_longlong(value + 0.0); /* 0 for -0 */
+    return bits >> 63 != 0 ? ~bits : bits | 1ull << 63;
+}
+
+/* The largest choice of those that a lane looks at, and of equals the first; key 0: none left. A
+ * choice is NaN when it is not, or no longer, to be had. */
 struct candidate {
-    double value;
+    uint64_t key;
     int32_t id;
 };
 
-TV_DEVICE struct candidate better(struct candidate a, struct candidate b)
+TV_DEVICE struct candidate lane_best(const double *choice, int32_t experts)
 {
-    bool first =
-        b.id < 0 || (a.id >= 0 && (a.value > b.value || (a.value == b.value && a.id < b.id)));
-    return first ? a : b;
+    struct candidate best = {0, 0};
+    for (int32_t e = (int32_t)threadIdx.x & 31; e < experts; e += 32) {
+        uint64_t key = isnan(choice[e]) ? 0 : router_key(choice[e]);
+        if (key > best.key) {
+            best.key = key;
+            best.id = e;
+        }
+    }
+    return best;
 }
 
-TV_DEVICE struct candidate warp_best(struct candidate c)
+/* Id of the best of a warp's candidates: largest key, then lowest id. */
+TV_DEVICE int32_t warp_best(struct candidate c)
 {
-    for (int i = 16; i > 0; i >>= 1) {
-        struct candidate other;
-        other.value = __shfl_xor_sync(0xffffffffu, c.value, i);
-        other.id = __shfl_xor_sync(0xffffffffu, c.id, i);
-        c = better(c, other);
-    }
-    return c;
+    uint32_t high = (uint32_t)(c.key >> 32), low = (uint32_t)c.key;
+    uint32_t top = __reduce_max_sync(0xffffffffu, high);
+    uint32_t next = __reduce_max_sync(0xffffffffu, high == top ? low : 0);
+    bool best = high == top && low == next;
+    return (int32_t)__reduce_min_sync(0xffffffffu, best ? (uint32_t)c.id : 0xffffffffu);
 }
 
 /* score[e] and choice[e] of the row, by one warp. */
@@ -42,6 +55,14 @@ TV_DEVICE void scores_fill(const struct tv_router &a, const float *logits, doubl
 {
     int32_t lane = (int32_t)threadIdx.x & 31;
     double top = -CUDART_INF, sum = 0.0;
+    if (a.scoring == TV_ROUTER_SIGMOID) {
+        for (int32_t e = lane; e < a.experts; e += 32) {
+            double bias = a.bias != NULL ? (double)a.bias[e] : 0.0;
+            score[e] = 1.0 / (1.0 + exp(-(double)logits[e]));
+            choice[e] = isnan(score[e] + bias) ? -CUDART_INF : score[e] + bias;
+        }
+        return;
+    }
     for (int32_t e = lane; e < a.experts; e += 32) {
         top = fmax(top, (double)logits[e]);
     }
@@ -49,20 +70,13 @@ TV_DEVICE void scores_fill(const struct tv_router &a, const float *logits, doubl
         top = fmax(top, __shfl_xor_sync(0xffffffffu, top, i));
     }
     for (int32_t e = lane; e < a.experts; e += 32) {
-        double x = (double)logits[e];
-        score[e] = a.scoring == TV_ROUTER_SOFTMAX ? exp(x - top) : 1.0 / (1.0 + exp(-x));
+        score[e] = exp((double)logits[e] - top);
         sum += score[e];
     }
     sum = warp_sum(sum);
     for (int32_t e = lane; e < a.experts; e += 32) {
-        if (a.scoring == TV_ROUTER_SOFTMAX) {
-            score[e] /= sum;
-        }
-        double value = score[e];
-        if (a.scoring == TV_ROUTER_SIGMOID && a.bias != NULL) {
-            value += (double)a.bias[e];
-        }
-        choice[e] = isnan(value) ? -CUDART_INF : value;
+        score[e] /= sum;
+        choice[e] = isnan(score[e]) ? -CUDART_INF : score[e];
     }
 }
 
@@ -90,47 +104,60 @@ struct router_shared {
     uint8_t *kept;          /* [n_group] */
 };
 
-TV_DEVICE void router_row(const struct tv_router &a, int64_t row, const struct router_shared &s)
+/* Whether a group is among those that experts are chosen from. */
+TV_DEVICE void groups_keep(const struct tv_router &a, const struct router_shared &s)
 {
-    double *score = s.score, *choice = s.choice, *groups = s.groups;
-    uint8_t *kept = s.kept;
     int32_t lane = (int32_t)threadIdx.x & 31, size = a.experts / a.n_group;
-    scores_fill(a, a.logits + row * a.experts, score, choice);
-    __syncwarp();
-    for (int32_t g = lane; g < a.n_group && a.n_group > 1; g += 32) {
-        groups[g] = group_value(a, choice, g);
+    for (int32_t g = lane; g < a.n_group; g += 32) {
+        s.groups[g] = group_value(a, s.choice, g);
     }
     __syncwarp();
     for (int32_t g = lane; g < a.n_group; g += 32) {
         int32_t before = 0;
-        for (int32_t o = 0; o < a.n_group && a.n_group > 1; o++) {
-            before += o != g && (groups[o] > groups[g] || (groups[o] == groups[g] && o < g));
+        for (int32_t o = 0; o < a.n_group; o++) {
+            before +=
+                o != g && (s.groups[o] > s.groups[g] || (s.groups[o] == s.groups[g] && o < g));
         }
-        kept[g] = before < a.topk_group;
+        s.kept[g] = before < a.topk_group;
     }
     __syncwarp();
+    for (int32_t e = lane; e < a.experts; e += 32) {
+        if (!s.kept[e / size]) {
+            s.choice[e] = CUDART_NAN;
+        }
+    }
+}
+
+/* One warp; near: where the ids go as well, or NULL. */
+TV_DEVICE void router_row(const struct tv_router &a, int64_t row, const struct router_shared &s,
+                          int32_t *near)
+{
+    int32_t lane = (int32_t)threadIdx.x & 31, *ids = a.ids + row * a.top_k, first = 0;
+    scores_fill(a, a.logits + row * a.experts, s.score, s.choice);
+    __syncwarp();
+    if (a.n_group > 1) {
+        groups_keep(a, s);
+    }
     double total = 0.0;
+    struct candidate mine = lane_best(s.choice, a.experts);
     for (int32_t j = 0; j < a.top_k; j++) {
-        struct candidate mine = {0.0, -1};
-        for (int32_t e = lane; e < a.experts; e += 32) {
-            /* a chosen expert's choice is NaN from then on */
-            if (kept[e / size] && !isnan(choice[e])) {
-                struct candidate other = {choice[e], e};
-                mine = better(mine, other);
+        int32_t id = warp_best(mine);
+        total += s.score[id];
+        if (lane == j % 32) {
+            ids[j] = id;
+            first = j < 32 ? id : first;
+            if (near != NULL) {
+                near[row * a.top_k + j] = id;
             }
         }
-        mine = warp_best(mine);
-        total += score[mine.id];
-        __syncwarp();
-        if (lane == 0) {
-            a.ids[row * a.top_k + j] = mine.id;
-            choice[mine.id] = CUDART_NAN;
+        if (mine.key != 0 && mine.id == id) {
+            s.choice[id] = CUDART_NAN;
+            mine = lane_best(s.choice, a.experts);
         }
-        __syncwarp();
     }
     double factor = (double)a.scale / (a.normalise ? total + 1e-20 : 1.0);
     for (int32_t j = lane; j < a.top_k; j += 32) {
-        a.weights[row * a.top_k + j] = (float)(score[a.ids[row * a.top_k + j]] * factor);
+        a.weights[row * a.top_k + j] = (float)(s.score[j < 32 ? first : ids[j]] * factor);
     }
 }
 

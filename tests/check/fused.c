@@ -257,7 +257,7 @@ static void one_moe(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t 
     a.experts.workspace_bytes = c->k->moe_workspace(c->k, &a);
     a.experts.workspace = check_poisoned(c, a.experts.workspace_bytes);
     int rc = c->k->moe(c->k, &a);
-    if (rc == -ENOTSUP ? dtype == TV_BF16 && rows <= 64 : !check_ok(c, rc, "moe")) {
+    if (rc == -ENOTSUP ? dtype == TV_BF16 && rows <= 128 : !check_ok(c, rc, "moe")) {
         check_fail(c, "moe refuses %d rows of bf16 weights, or failed", (int)rows);
     } else if (rc == 0 && check_ok(c, moe_singly(c, &a, expected), "single operations")) {
         same_on_device(c, a.experts.y, expected, bytes, "moe");
@@ -267,7 +267,7 @@ static void one_moe(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t 
 
 void check_fused(struct check *c)
 {
-    static const int32_t rows[] = {1, 2, 7, 9, 16, 17, 33, 40, 64, 70};
+    static const int32_t rows[] = {1, 2, 7, 9, 16, 17, 33, 40, 64, 128, 129};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         for (int32_t n = 0; n < c->scale; n++) {
             int32_t k = 8 * check_range(c, 1, 160);

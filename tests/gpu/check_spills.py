@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 """Fails when a kernel of a source file keeps anything in local memory.
 
-usage: check_spills.py NVCC SOURCE [--but NAME] ARCH...
+usage: check_spills.py NVCC SOURCE ARCH...
 
 Compiles the source for each architecture with the assembler's resource report, and reads stack
-frame, spill stores and spill loads of every kernel in it. Kernels whose name contains NAME are
-known to spill: they are printed and not counted, and when none of them spills any more, that
-fails too.
+frame, spill stores and spill loads of every kernel in it.
 """
 
 import os
@@ -28,23 +26,15 @@ def report(nvcc, source, arch, folder):
 
 def main():
     nvcc, source, *archs = sys.argv[1:]
-    known = None
-    if archs[0] == "--but":
-        known, archs = archs[1], archs[2:]
-    bad = excused = 0
+    bad = 0
     with tempfile.TemporaryDirectory() as folder:
         for arch in archs:
             kernels = KERNEL.findall(report(nvcc, source, arch, folder))
             spills = [kernel for kernel in kernels if any(int(n) for n in kernel[1:])]
             for name, *frame in spills:
                 print(f"sm_{arch} {name}: stack, stores, loads {', '.join(frame)}")
-            here = [kernel for kernel in spills if known and known in kernel[0]]
-            print(f"sm_{arch}: {len(kernels)} kernels, {len(spills)} with a stack or spills, {len(here)} of them known")
-            excused += len(here)
-            bad += len(spills) - len(here) + (0 if kernels else 1)
-    if known and excused == 0:
-        print(f"no {known} spills any more: take --but away")
-        bad += 1
+            print(f"sm_{arch}: {len(kernels)} kernels, {len(spills)} with a stack or spills")
+            bad += len(spills) + (0 if kernels else 1)
     return 1 if bad else 0
 
 
