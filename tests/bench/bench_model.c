@@ -20,7 +20,7 @@
 #include "model/model.h"
 
 #define PAGE_SIZE 64
-#define NODES_MAX 64
+#define NODES_MAX 128
 #define ROUNDS    40
 #define DECODES   200
 
