@@ -16,7 +16,7 @@ from real import RealDaemon
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCHEMA = os.path.join(HERE, "..", "..", "proto", "openapi.yaml")
 SKIPPED = 77
-ADMIN_PATHS = ("/", "/v1/admin/status")
+ADMIN_PATHS = "^/(v1/admin/.*)?$"
 LIMIT_S = 900
 
 
@@ -44,9 +44,7 @@ def main():
     with RealDaemon("--max-sessions", "64", "--taps", "0,2") as daemon:
         work = f"http://{daemon.host}:{daemon.port}"
         admin = f"http://{daemon.host}:{daemon.admin_port}"
-        outside = [word for path in ADMIN_PATHS for word in ("--exclude-path", path)]
-        inside = [word for path in ADMIN_PATHS for word in ("--include-path", path)]
-        codes = run(command, work, outside), run(command, admin, inside)
+        codes = run(command, work, ["--exclude-path-regex", ADMIN_PATHS]), run(command, admin, ["--include-path-regex", ADMIN_PATHS])
         assert daemon.process.poll() is None, "the daemon has ended"
     return 0 if codes == (0, 0) else 1
 
