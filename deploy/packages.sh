@@ -11,7 +11,7 @@ tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3
     python3-setuptools python3-wheel python3-matplotlib openssl
     mypy clang-format-14 clang-14 libclang-rt-14-dev binutils mandoc haproxy"
 # beside those of the build, for deploy/package.sh and for the test of what it makes
-tv_packages_package="debhelper dh-python dpkg-dev fakeroot python3-all pybuild-plugin-pyproject
+tv_packages_package="build-essential debhelper dh-python fakeroot python3-all pybuild-plugin-pyproject
     python3-setuptools python3-wheel lintian mmdebstrap"
 
 # what the programs load (Debian 12's names; Ubuntu 24.04 has packages that stand for them)
