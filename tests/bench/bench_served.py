@@ -25,7 +25,6 @@ import re
 import select
 import shlex
 import socket
-import statistics
 import struct
 import sys
 import tempfile
