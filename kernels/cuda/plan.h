@@ -219,9 +219,11 @@ TV_PLAN_FN struct tv_plan_bound tv_plan_bound(struct tv_plan_device device, int3
             bound.splits = 12;
         }
         /* Split requests fill the device TV_PLAN_WAVES_MAX times at most by weight, in which the
-         * splits of a smaller row tile count as much as they are; rounding adds one of them. */
+         * splits of a smaller row tile count as much as they are; rounding adds one of them. A
+         * small row tile alone weighs less than a block, and has one for every split. */
         int64_t filled = (int64_t)device.blocks * TV_PLAN_WAVES_MAX + 1;
         most = most > filled ? most : filled;
+        most = most > bound.splits ? most : bound.splits;
     } else {
         most = (int64_t)row_tiles * bound.splits;
     }

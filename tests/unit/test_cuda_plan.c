@@ -27,7 +27,8 @@ static struct tv_plan_device pick_device(void)
 {
     struct tv_plan_device device;
     device.m_tiles_max = pick(0, 1) != 0 ? 4 : 1;
-    device.blocks = pick(0, 2) != 0 ? 132 : 188;
+    /* whole devices, and any part or smaller one */
+    device.blocks = pick(0, 2) != 0 ? 132 : pick(0, 1) != 0 ? 188 : pick(1, 100);
     device.splits = pick(0, 3) != 0 ? 0 : pick(1, 64);
     device.cost_least = pick(0, 1) != 0 ? TV_PLAN_COST : TV_PLAN_COST / 2;
     device.cost_start = pick(0, 40);
@@ -90,6 +91,23 @@ static void test_cut(void **unused)
     }
 }
 
+/* Devices of few multiprocessors and long requests of few rows, which are split more often than the
+ * device has room by the weight of full row tiles. */
+static void test_small_devices(void **unused)
+{
+    (void)unused;
+    for (int32_t blocks = 1; blocks <= 132; blocks++) {
+        for (int32_t heads = 1; heads <= 128; heads += 3) {
+            struct tv_plan_device device = {4, blocks, 0, TV_PLAN_COST / 2, 20};
+            struct tv_plan_bound bound = tv_plan_bound(device, 2, heads, 185002);
+            struct tv_plan plan = tv_plan_request(device, 1 + heads % 2, heads, 185000);
+            assert_true(tv_plan_blocks(&plan) <= bound.blocks);
+            check_cover(&plan);
+            check_slots(&plan, bound.partial_rows);
+        }
+    }
+}
+
 /* The whole device has work at the points that the measurement plan splits. */
 static void test_device_is_filled(void **unused)
 {
@@ -108,6 +126,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_small_devices),
         cmocka_unit_test(test_device_is_filled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
