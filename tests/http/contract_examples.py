@@ -84,6 +84,8 @@ def check_example(contract, path):
     headers = {"Content-Type": "application/problem+json" if problem else "application/json"}
     if status in (429, 503):
         headers["Retry-After"] = "1"
+    if status == 201:
+        headers["Location"] = "/v1/sessions/" + openapi.strict_json(text.encode())["session"]
     if problem:
         headers["X-Request-Id"] = openapi.strict_json(text.encode())["instance"]
     answer = contract.answer(method, url, status, headers, text.encode())
