@@ -86,18 +86,24 @@ static int64_t pages_of(const struct tv_sched *sched, int64_t rows)
     return (rows + sched->config->page_size - 1) / sched->config->page_size;
 }
 
-/* Rows that the job may add to what its principal holds: a tree's nodes lie in pages until the walk
- * is over. */
-static int64_t rows_of(const struct job *job)
+/* Nodes of the largest tree that the call may have run. */
+static int32_t nodes_of(const struct tv_request *request)
 {
-    const struct tv_request *request = &job->call->request;
     int32_t nodes = request->has_tree ? request->tree.count : 0;
     for (int32_t i = 0; i < request->alternative_count; i++) { /* one of them runs at most */
         int32_t count = tv_request_tree(request, i)->count;
         nodes = count > nodes ? count : nodes;
     }
+    return nodes;
+}
+
+/* Rows that the job may add to what its principal holds: a tree's nodes lie in pages until the walk
+ * is over. */
+static int64_t rows_of(const struct job *job)
+{
+    const struct tv_request *request = &job->call->request;
     return request->kind == TV_CALL_DECODE ? request->max_tokens
-                                           : (int64_t)request->token_count + nodes;
+                                           : (int64_t)request->token_count + nodes_of(request);
 }
 
 static int creates(const struct job *job)
@@ -200,13 +206,14 @@ static void forget(struct tv_account *account, int64_t now_us)
 }
 
 /* A drafter that is nearly always wrong makes the model work for nothing. It is slowed down to the
- * nodes that are forgotten meanwhile. */
+ * nodes that are forgotten meanwhile; a tree of node 0 alone has no drafts and goes on. */
 static int check_budget(struct tv_sched *sched, struct job *job, int64_t now_us,
                         struct tv_problem *problem)
 {
     struct tv_account *account = job->account;
     double limit = sched->config->principal_rejected;
-    if (limit <= 0.0 || job->round.kind != TV_CALL_VERIFY) {
+    int drafts = job->round.kind == TV_CALL_VERIFY || job->round.kind == TV_CALL_ONESHOT;
+    if (limit <= 0.0 || !drafts || nodes_of(&job->call->request) <= 1) {
         return 0;
     }
     forget(account, now_us);
@@ -248,4 +255,17 @@ void tv_sched_account_judge(struct tv_account *account, int32_t drafted, int32_t
     forget(account, now_us);
     account->drafted += drafted;
     account->rejected += drafted - accepted;
+}
+
+void tv_sched_account_unsettled(struct tv_sched *sched, const struct tv_session *session,
+                                int64_t now_us)
+{
+    if (session->held.seq == 0 || session->held.settled) {
+        return;
+    }
+    for (struct tv_account *account = sched->accounts; account != NULL; account = account->next) {
+        if (strcmp(account->principal, session->principal) == 0) {
+            tv_sched_account_judge(account, session->held.count - 1, 0, now_us);
+        }
+    }
 }

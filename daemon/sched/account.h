@@ -14,6 +14,7 @@
 
 struct job;
 struct tv_sched;
+struct tv_session;
 
 /* A principal that has called within this time counts when the queue is shared out. */
 #define TV_SCHED_ACTIVE_US 10000000
@@ -45,6 +46,9 @@ void tv_sched_account_refund(struct job *job);
 /* A verified tree had so many draft nodes, and so many of them were accepted. */
 void tv_sched_account_judge(struct tv_account *account, int32_t drafted, int32_t accepted,
                             int64_t now_us);
+/* The session has ended. Drafts that it still held are its principal's, and nobody wanted them. */
+void tv_sched_account_unsettled(struct tv_sched *sched, const struct tv_session *session,
+                                int64_t now_us);
 void tv_sched_accounts_free(struct tv_sched *sched);
 
 #endif

@@ -275,8 +275,8 @@ static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows, int
         const struct tv_round_out *out = &sched->batch_out[i];
         job->launch_start_us = end_us - (took_us > 0 ? took_us : 0);
         job->launch_end_us = end_us;
-        if (out->code == TV_OK && job->round.kind == TV_CALL_VERIFY && !job->hold &&
-            out->accepted_count > 0) {
+        int drafts = job->round.kind == TV_CALL_VERIFY || job->round.kind == TV_CALL_ONESHOT;
+        if (out->code == TV_OK && drafts && !job->hold && out->accepted_count > 0) {
             tv_sched_account_judge(job->account, sched->batch_in[i].tree->count - 1,
                                    out->accepted_count - 1, end_us);
         }

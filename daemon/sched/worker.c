@@ -170,6 +170,9 @@ void tv_sched_bury(struct tv_sched *sched, struct tv_session *gone)
     while (gone != NULL) {
         struct tv_session *session = gone;
         gone = session->next;
+        tv_sched_lock(sched);
+        tv_sched_account_unsettled(sched, session, tv_clock_us());
+        tv_sched_unlock(sched);
         sched->engine->ops->context_close(sched->engine, session->context);
         session->context = NULL;
         tv_session_destroy(session);
