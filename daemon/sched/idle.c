@@ -5,6 +5,7 @@
  * as there is room, so that leases which nobody uses cannot shut the server. Refuses to close
  * anything for a call that would not have enough even then.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -24,18 +25,44 @@ static int is_idle(const struct tv_sched *sched, const struct tv_session *sessio
     return !session->busy && session->holds == 0 && now_us - session->idle_us >= guarantee_us;
 }
 
-/* Pages of all that the session's principal has, or of all that may be closed (NULL). */
-static int64_t pages_sum(const struct tv_sched *sched, const char *principal, int64_t now_us)
+/* Pages of all that the principal has, each session's for itself. */
+static int64_t pages_sum(const struct tv_sched *sched, const char *principal)
 {
     const struct tv_sessions *table = &sched->table;
     int64_t pages = 0;
     for (size_t i = 0; i < table->bucket_count; i++) {
         for (const struct tv_session *one = table->buckets[i]; one != NULL; one = one->next) {
-            int counts = principal != NULL ? strcmp(one->principal, principal) == 0
-                                           : is_idle(sched, one, now_us);
-            pages += counts ? pages_of(sched, one) : 0;
+            pages += strcmp(one->principal, principal) == 0 ? pages_of(sched, one) : 0;
         }
     }
+    return pages;
+}
+
+/* Pages that come free when all that may be closed is: nobody else holds them. What forks share
+ * comes once, and with the last of them. */
+static int64_t pages_to_come(const struct tv_sched *sched, int64_t now_us)
+{
+    const struct tv_sessions *table = &sched->table;
+    struct tv_cache *cache = sched->engine->cache;
+    struct tv_cache_counts counts;
+    int64_t pages = 0;
+    tv_engine_pages(sched->engine, &counts);
+    int32_t *held = calloc((size_t)counts.total, sizeof *held);
+    for (size_t i = 0; held != NULL && i < table->bucket_count; i++) {
+        for (const struct tv_session *one = table->buckets[i]; one != NULL; one = one->next) {
+            if (!is_idle(sched, one, now_us)) {
+                continue;
+            }
+            const struct tv_cache_seq *seq = sched->engine->ops->context_seq(one->context);
+            for (int32_t k = 0; k < seq->page_count; k++) {
+                held[seq->pages[k]]++;
+            }
+        }
+    }
+    for (int64_t page = 0; held != NULL && page < counts.total; page++) {
+        pages += held[page] > 0 && held[page] == tv_cache_holders(cache, (int32_t)page);
+    }
+    free(held); /* without memory nobody gives anything */
     return pages;
 }
 
@@ -50,7 +77,7 @@ static struct tv_session *victim(const struct tv_sched *sched, int64_t now_us)
             if (!is_idle(sched, one, now_us)) {
                 continue;
             }
-            int64_t pages = pages_sum(sched, one->principal, now_us);
+            int64_t pages = pages_sum(sched, one->principal);
             if (found == NULL || pages > found_pages ||
                 (pages == found_pages && one->idle_us < found->idle_us)) {
                 found = one;
@@ -72,11 +99,11 @@ int tv_sched_idle_give(struct tv_sched *sched, const struct tv_cache_shortage *s
 {
     int64_t now_us = tv_clock_us(), missing = shortage->pages_needed - pages_free(sched);
     int closed = 0;
-    if (sched->config->idle_pages_s == 0) {
+    if (sched->config->idle_pages_s == 0 || sched->engine->cache == NULL) {
         return 0;
     }
     tv_sched_lock(sched);
-    int enough = pages_sum(sched, NULL, now_us) >= missing;
+    int enough = pages_to_come(sched, now_us) >= missing;
     while (enough && missing > 0) {
         struct tv_session *session = victim(sched, now_us);
         if (session == NULL) {

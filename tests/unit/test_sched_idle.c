@@ -167,7 +167,50 @@ static void test_nobody_gives_in_vain(void **state)
     assert_conserved(fixture);
 }
 
-/* The key that holds most gives first, also where another's session is idle for longer. */
+/* Forks share their pages: closing all of them frees these once, and none while one is in use. */
+static void test_what_forks_share_is_counted_once(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client first, other, fresh;
+    open_as(fixture, &first, "a", 100); /* 7 pages, whoever forks */
+    for (int i = 0; i < 4; i++) {
+        expect(fixture, 201, TV_CALL_FORK, first.id, "{\"epoch\":\"%s\"}", first.epoch);
+    }
+    open_as(fixture, &other, "b", 100);
+    pass(3500);
+    assert_full(fixture, "c", 390); /* 25 pages: more than there are */
+    (void)snprintf(fixture->principal, sizeof fixture->principal, "b");
+    struct tv_call *round = call_wait(call_chain(fixture, &other, 1));
+    assert_reply(round, 200);
+    call_free(round);
+    assert_full(fixture, "c", 280); /* 18: 10 are free, 7 would come */
+    assert_int_equal(fixture->sched->idle_closed, 0);
+    open_as(fixture, &fresh, "c", 270); /* 17 */
+    assert_int_equal(fixture->sched->idle_closed, 5);
+    assert_false(is_open(fixture, &first, "a"));
+    assert_true(is_open(fixture, &other, "b"));
+    assert_conserved(fixture);
+}
+
+/* A session keeps what it shares with those that would go. */
+static void test_what_a_used_fork_shares_does_not_come(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client parent;
+    open_as(fixture, &parent, "a", 100);
+    struct tv_call *call =
+        ask(fixture, TV_CALL_FORK, parent.id, "{\"epoch\":\"%s\",\"len\":96}", parent.epoch);
+    assert_reply(call, 201);
+    call_free(call);
+    pass(3500);
+    call = call_wait(call_chain(fixture, &parent, 1));
+    assert_reply(call, 200);
+    call_free(call);
+    assert_full(fixture, "c", 280); /* 18: 17 are free, and the fork has none of its own */
+    assert_int_equal(fixture->sched->idle_closed, 0);
+    assert_conserved(fixture);
+}
+
 /* Slices are 16 rows, so most of the refused prompt would have had room. */
 static void test_a_prompt_has_room_for_all_before_its_first_slice(void **state)
 {
@@ -187,6 +230,7 @@ static void test_a_prompt_has_room_for_all_before_its_first_slice(void **state)
     assert_conserved(fixture);
 }
 
+/* The key that holds most gives first, also where another's session is idle for longer. */
 static void test_who_has_most_gives(void **state)
 {
     struct fixture *fixture = *state;
@@ -239,6 +283,8 @@ int main(void)
         CASE(test_pages_are_its_own_for_a_while),
         CASE(test_a_round_gets_them_too),
         CASE(test_nobody_gives_in_vain),
+        CASE(test_what_forks_share_is_counted_once),
+        CASE(test_what_a_used_fork_shares_does_not_come),
         CASE(test_a_prompt_has_room_for_all_before_its_first_slice),
         CASE(test_who_has_most_gives),
         CASE(test_what_is_used_stays),
