@@ -1,4 +1,5 @@
-"""The packages: built, judged by lintian, and the runbook of deploy/README.md run with them on a system of their own.
+"""The packages: built, judged by lintian, and the runbook of deploy/README.md run with them on a system of their own;
+then deploy/remote.sh brings them there again, through an sshd of that system (remote_checks.sh).
 
 usage: packages.py SOURCE_ROOT
 
@@ -21,8 +22,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SKIP = 77
 TOOLS = ("dpkg-buildpackage", "dh", "pybuild", "lintian", "mmdebstrap", "unshare", "pivot_root")
 # what the packages depend on, which is all that they find, and what the runbook calls
-SYSTEM = ("curl libcjson1 libcurl3-gnutls libgnutls30 libinih1 libmicrohttpd12 libnettle8 libsystemd0 procps systemd"
-          " python3-httpx python3-numpy").split()
+SYSTEM = ("curl libcjson1 libcurl3-gnutls libgnutls30 libinih1 libmicrohttpd12 libnettle8 libsystemd0 openssh-server"
+          " procps python3-httpx python3-numpy sudo systemd").split()
 NAMESPACES = ("--fork", "--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup", "--kill-child")
 BOOT_S, LIMIT_S = 60, 300
 SETUP = range(200, 250)  # exit codes of systemd's own, when the kernel refuses it a part of the sandbox
@@ -53,6 +54,9 @@ part() {
 everything() { find / -xdev \( -path /files -o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache -o \
     -path /var/log \) -prune -o -print | sort >"/files/$1"; }
 echo "@@ booted"; echo "@@ exit 0"
+echo "127.0.0.1 localhost $(hostname)" >/etc/hosts # sudo(8) looks for it
+useradd --home-dir / --password '*' deployer # the user of the last part
+echo 'deployer ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/deployer
 everything before
 """
 # what the test does beside the runbook, behind the part of that name
@@ -60,7 +64,7 @@ BESIDE = {
     "Install": r"""
 getent passwd treeverify
 [ "$(stat -c %U:%G:%a /var/lib/treeverify-models)" = root:treeverify:750 ]
-! pgrep_treeverifyd
+not pgrep_treeverifyd
 """,
     "Verify": r"""
 apt-get install -y ./python3-treeverify_*.deb ./treeverify-kdtr_*.deb ./libtreeverify-client-dev_*.deb
@@ -82,12 +86,15 @@ touch /var/lib/treeverify/reproducers/one
 """,
     "Remove": r"""
 apt-get purge -y python3-treeverify treeverify-kdtr # the library took its headers with it
-! dpkg-query -W -f '${Package} ${db:Status-Status}\n' | grep treeverify
-! pgrep_treeverifyd
+[ -z "$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' | grep treeverify)" ]
+not pgrep_treeverifyd
 """,
 }
+REMOTE = "deploy/remote.sh"
 # no pgrep on a minimal system
-PGREP = "pgrep_treeverifyd() { grep -qs '^treeverifyd$' /proc/[0-9]*/comm; }\n"
+PGREP = r"""pgrep_treeverifyd() { grep -qs '^treeverifyd$' /proc/[0-9]*/comm; }
+not() { ! "$@"; } # errexit heeds this, and no bare !
+"""
 # the unit's work, where there is no systemd: ExecStart as its user until it is ready, and its stop
 BY_HAND = {
     "Start": r"""
@@ -147,6 +154,8 @@ def write_parts(files, parts, how):
         for at, (name, text) in enumerate(steps):
             write(os.path.join(files, f"part-{number}-{at}"), text)
             script += f'part "{name}" part-{number}-{at}\n'
+    write(os.path.join(files, "part-remote"), f"bash -eo pipefail /files/remote_checks.sh {how}\n")
+    script += f'part "{REMOTE}" part-remote\n'
     write(os.path.join(files, "check.sh"), script + "everything after\necho '@@ end'; echo '@@ exit 0'\n")
 
 
@@ -229,7 +238,7 @@ def lint(packages):
 def judge(files, parts, how):
     done, text = said(files)
     tail = text[-3000:]
-    for heading, _ in parts:
+    for heading in [heading for heading, _ in parts] + [REMOTE]:
         assert heading in done, f"the part {heading!r} has not ended\n{tail}"
     refused = re.search(r"^ExecMainStatus=(\d+)$", done["Start"][1], re.M)
     if refused and int(refused[1]) in SETUP:
@@ -241,6 +250,7 @@ def judge(files, parts, how):
         "Edit": r"\A",
         "Probe": r'\{"status":"ok"\}[\s\S]*"ready":true[\s\S]*^treeverify_sessions[\s\S]*alive, ready',
         "Verify": r'"accepted":\{"nodes":\[0,1\],"tokens":\[32,119\]\},"pending":105[\s\S]*"ok":true[\s\S]*60 new tokens',
+        REMOTE: r"^sudo verifies$[\s\S]*^\d deployments$",
         "Verify, beside it": r"\b0\.1\.0$[\s\S]*kjv-mla-8m",
     }.items():
         assert re.search(pattern, done[heading][1], re.M), f"{heading!r} said\n{done[heading][1]}"
@@ -272,6 +282,9 @@ def check(source, folder):
     os.makedirs(packages)
     os.makedirs(os.path.join(files, "units"))
     os.chmod(folder, 0o755)
+    os.makedirs(os.path.join(files, "deploy"))
+    shutil.copy(os.path.join(source, "deploy", "remote.sh"), os.path.join(files, "deploy"))
+    shutil.copy(os.path.join(HERE, "remote_checks.sh"), files)
     for name, text in UNITS.items():
         write(os.path.join(files, "units", name), text)
     making = start_system(folder)
