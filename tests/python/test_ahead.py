@@ -149,6 +149,33 @@ class AheadTest(DaemonTest):
                 session.decode(4)
                 self.assertEqual(session.new_tokens, plain[: len(session.new_tokens)])
 
+    def test_the_number_went_to_another_tree(self):
+        """A call that was given up had used the round's number: the skipped round behind it tells of that tree."""
+        prompt = prompts(1)[0]
+        plain = self.plain(prompt, COUNT + 1)
+
+        class Astray(Knowing):
+            leaf = None
+
+            def draft(self, tokens, nodes, depth):
+                return tv.Tree.chain([tokens[-1], (self.text[len(tokens)] + 1) % 256])
+
+            def guess(self, tokens, tree):
+                return self.leaf or len(tree) - 1, 0
+
+        astray = Astray([*prompt, *plain], 0.0)
+        with self.client.session(prompt, sampling=GREEDY) as session:
+            given_up = {"seq": 1, "epoch": session.epoch, "expected_len": len(prompt), "tree": tv.Tree.chain(plain[:4]).body()}
+            self.client.request("POST", f"/v1/sessions/{session.id}/verify", given_up)
+            rounds = list(session.generate(astray, 12, pipeline=True))
+            self.assertEqual((rounds[0].recovered, rounds[0].new_tokens), ("resync", plain[1:5]))
+            self.assertEqual(session.new_tokens, plain[: len(session.new_tokens)])
+            self.assertGreaterEqual(len(session.new_tokens), 13)
+            for astray.leaf in (-1, 2):
+                with self.assertRaisesRegex(ValueError, "guess: node"):
+                    next(session.generate(astray, 4, pipeline=True))
+            self.check_state(session)
+
     def test_a_stop_token_ends_it(self):
         prompt = prompts(1)[0]
         plain = self.plain(prompt, COUNT + 1)
