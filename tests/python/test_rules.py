@@ -47,6 +47,23 @@ class RulesTest(DaemonTest):
             self.assertEqual(caught.exception.status, 422)
             self.assertEqual(session.verify(plain, rule="target_walk").rule, "target_walk")
 
+    def test_ratio_wor_with_a_drafter(self):
+        """What the drafts were drawn from goes with them, whatever becomes of the tree on its way."""
+        rng, vocab = np.random.default_rng(4), self.client.model().vocab
+
+        class Drawing:
+            drawn_tree = self.drawn_tree
+
+            def draft(self, tokens, nodes, depth):
+                return self.drawn_tree(rng, tokens[-1], vocab, sparse=len(tokens) % 2 == 0)[0]
+
+        for options in ({}, {"nodes": 2}, {"nodes": "auto"}, {"pipeline": True}, {"pipeline": True, "guesses": 4}):
+            with self.client.session(prompts(1)[0], sampling=Sampling(rule="ratio_wor", seed=SEED)) as session:
+                rounds = list(session.generate(Drawing(), 12, **options))
+                self.assertTrue(all(round.lossless and round.rule == "ratio_wor" for round in rounds))
+                self.assertLessEqual(max(round.nodes for round in rounds), 3 if options.get("nodes") == 2 else 5)
+                self.assertEqual(len(session.new_tokens) - 1, sum(len(round.new_tokens) for round in rounds))
+
     def test_typical(self):
         sampling = Sampling(rule="typical", seed=SEED, typical=(0.2, 0.5))
         with self.client.session(prompts(1)[0], sampling=sampling) as session:

@@ -124,6 +124,19 @@ class TreeTest(unittest.TestCase):
         with self.assertRaises(TreeError):
             Tree.chain([1, 2, 3]).keep([2])
 
+    def test_cut_keeps_what_drafts_were_drawn_from(self):
+        for sparse in (False, True):
+            q = np.arange(20, dtype=np.float32).reshape(5, 4)
+            given = (q.astype(np.int32), q) if sparse else q
+            tree = Tree([1, 2, 3, 2, 0], [-1, 0, 0, 1, 0], [0.0, -9.0, -1.0, -9.5, -0.1], q=given)
+            self.assertIs(tree.cut(2, 5), tree)
+            for cut, nodes in ((tree.cut(1, 5), [0, 1, 2, 4]), (tree.cut(2, 3), [0, 1, 2]), (tree.cut(0), [0])):
+                self.assertEqual(cut.tokens.tolist(), tree.tokens[nodes].tolist())  # as drawn, not by score
+                for part in cut.q if sparse else (cut.q,):
+                    np.testing.assert_array_equal(part, q[nodes])
+            with self.assertRaises(TreeError):
+                tree.keep([2])  # node 1 was drawn first
+
     def test_drawing(self):
         tree = Tree([1, 2, 3, 4, 5], [-1, 0, 0, 1, 3])
         self.assertEqual(tree.draw(marked=[0, 2]), "1 *\n|-- 2\n|   `-- 4\n|       `-- 5\n`-- 3 *")

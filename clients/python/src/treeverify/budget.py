@@ -52,7 +52,7 @@ class Budget:
 
     def fit(self, tree: Tree) -> Tree:
         """The best nodes of tree, as many as give the most tokens a second."""
-        if tree.scores is None or len(tree) == 1 or not self._costs:
+        if tree.scores is None or tree.q is not None or len(tree) == 1 or not self._costs:
             return tree
         chances = self.chances(tree)
         order = [0, *(1 + np.argsort(-chances[1:], kind="stable")).tolist()]

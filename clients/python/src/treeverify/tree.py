@@ -169,7 +169,8 @@ class Tree:
                 raise TreeError("tree-too-large", text, node)
 
     def keep(self, nodes: Iterable[int]) -> Tree:
-        """The tree of these nodes (0 included by itself); every parent of a kept node must be kept."""
+        """The tree of these nodes (0 included by itself); every parent of a kept node must be kept, and with q every
+        child that was drawn before it."""
         chosen = sorted({0, *nodes})
         place = {node: at for at, node in enumerate(chosen)}
         try:
@@ -177,12 +178,25 @@ class Tree:
         except KeyError as error:
             raise TreeError("tree-invalid", f"the parent {error} of a kept node is not kept") from None
         scores = None if self.scores is None else self.scores[chosen]
-        return Tree(self.tokens[chosen], parents, scores)
+        return Tree(self.tokens[chosen], parents, scores, self._kept_q(chosen))
+
+    def _kept_q(self, chosen: list[int]) -> Draft | None:
+        if self.q is None:
+            return None
+        kept = set(chosen)
+        for below in self._children:
+            stays = [node in kept for node in below]
+            if any(later and not earlier for earlier, later in zip(stays, stays[1:])):
+                raise TreeError("tree-invalid", "a draft of q cannot be kept without those that were drawn before it")
+        return (self.q[0][chosen], self.q[1][chosen]) if isinstance(self.q, tuple) else self.q[chosen]
 
     def cut(self, depth_max: int, nodes_max: int = NODES_DEFAULT) -> Tree:
-        """Without nodes below depth_max, and of the rest the nodes_max best by score (by node order without scores)."""
+        """Without nodes below depth_max, and of the rest the nodes_max best by score. By node order without scores, and
+        with q, where a choice by token would not be what was drawn."""
         fits = [node for node in range(len(self)) if self.depths[node] <= depth_max]
-        if len(fits) > nodes_max and self.scores is not None:
+        if len(fits) == len(self) <= nodes_max:
+            return self
+        if len(fits) > nodes_max and self.scores is not None and self.q is None:
             # a child never counts more than its parent, so what is kept is a tree
             bound = self.scores.copy()
             bound[0] = np.inf
