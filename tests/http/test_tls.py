@@ -143,6 +143,23 @@ class TlsTest(unittest.TestCase):
             with treeverify.Client(url, ca_file=self.stranger.ca, retry=treeverify.Retry(attempts=1)) as client:
                 self.assertFalse(client.health())
 
+    @unittest.skipIf(treeverify is None, "httpx is not installed")
+    def test_python_commands(self):
+        with tempfile.TemporaryDirectory() as folder:
+            files = {name: os.path.join(folder, name) for name in ("keys", "right", "wrong")}
+            for name, text in (("keys", "a:verify:0123456789abcdef\n"), ("right", "0123456789abcdef\n"), ("wrong", "0123456789abcdeF")):
+                with open(files[name], "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                    file.write(text)
+            env = dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(treeverify.__file__)))
+            with self.daemon("--api-key-file", files["keys"]) as daemon:
+                url = f"https://127.0.0.1:{daemon.port}"
+                for command in (["generate", "--max-tokens", "4", "x"], ["bench", "--sessions", "2", "--rounds", "2", "--rtt-ms", "1"]):
+                    for key, code in (("right", 0), ("wrong", 76)):
+                        line = [sys.executable, "-m", "treeverify", *command, "--url", url, "--cacert", self.authority.ca]
+                        line += ["--key-file", files[key]]
+                        done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=env)
+                        self.assertEqual(done.returncode, code, done.stderr)
+
     def test_versions(self):
         old, new = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
         for least, accepted in (("1.2", (old, new)), ("1.3", (new,))):

@@ -199,7 +199,17 @@ class GenerateTest(DaemonTest):
         self.run_command("generate", "", code=64)
         for wrong in (("--nodes", "0"), ("--nodes", "x"), ("--seed", "-1"), ("--temperature", "x"), ("--no-such",)):
             self.run_command("generate", *wrong, "x", code=64)
-        self.run_command("generate", "--url", "ftp://x", "x", code=64)
+        for url in ("ftp://x", "http://[::1"):
+            self.run_command("generate", "--url", url, "x", code=64)
+        for command, file in ((("generate", "x"), "/nonexistent"), (("bench",), os.devnull)):
+            for option in ("--key-file", "--cacert"):
+                _, error = self.run_command(*command, option, file, code=66)
+                self.assertIn(file, error)
+        command = [sys.executable, "-m", "treeverify", "generate", "--max-tokens", "4", "x"]
+        env = dict(PACKAGE_ENV, TREEVERIFY_URL=url_of(self.daemon))
+        with open("/dev/full", "wb") as full:
+            got = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=env, timeout=60)
+        self.assertEqual((got.returncode, got.stderr.count(b"\n")), (74, 1), got.stderr)
         _, error = self.run_command("generate", "--store", "/nonexistent", "x", code=66)
         self.assertIn("/nonexistent", error)
         _, error = self.run_command("generate", "--temperature", "101", "x", code=76)

@@ -11,7 +11,8 @@ from . import __version__, bench, generate
 from .command import USAGE
 
 _EXIT_CODES = (
-    "Exit codes: 0, 64 usage, 66 no such file, 69 unreachable, 73 a report that cannot be written, 76 refused, 130 interrupted."
+    "Exit codes: 0, 64 usage, 66 no such file, 69 unreachable, 73 a report that cannot be written, 74 other output, "
+    "76 refused, 130 interrupted."
 )
 
 

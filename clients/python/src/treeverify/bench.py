@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
+import ssl
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ import numpy as np
 
 from .aio import AsyncClient
 from .client import Client
-from .command import OK, add_common, between, guarded
+from .command import OK, add_common, between, guarded, reach
 from .terminal import LiveLine, bar
 from .tree import Tree
 from .values import Model, Round, Sampling
@@ -48,9 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class FarTransport(httpx.AsyncBaseTransport):
     """A link with a round trip: every request and every answer is late by half of it."""
 
-    def __init__(self, rtt_s: float) -> None:
+    def __init__(self, rtt_s: float, ca_file: str | None = None) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._inner = httpx.AsyncHTTPTransport(limits=limits)
+        trusted: ssl.SSLContext | bool = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
+        self._inner = httpx.AsyncHTTPTransport(limits=limits, verify=trusted)
         self._half_s = rtt_s / 2
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -149,8 +151,8 @@ async def _one(
 
 async def _all(made: list[list[int]], prompt_len: int, options: argparse.Namespace, line: LiveLine | None) -> Load:
     load = Load()
-    transport = FarTransport(options.rtt_ms / 1e3) if options.rtt_ms > 0 else None
-    async with AsyncClient(options.url, transport=transport, timeout_s=600.0) as client:
+    transport = FarTransport(options.rtt_ms / 1e3, options.cacert) if options.rtt_ms > 0 else None
+    async with AsyncClient(options.url, transport=transport, timeout_s=600.0, **reach(options)) as client:
         started = time.monotonic()
         work = asyncio.gather(
             *(_one(client, made[at % len(made)], prompt_len, at, options, load) for at in range(options.sessions))
@@ -207,7 +209,7 @@ def _bench(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         shown = options.live == "auto" and sys.stderr.isatty() and not options.json
         line = stack.enter_context(LiveLine(sys.stderr)) if shown else None
-        client = stack.enter_context(Client(options.url, timeout_s=600.0))
+        client = stack.enter_context(Client(options.url, timeout_s=600.0, **reach(options)))
         model = client.model()
         made = texts(client, model, options, line)
         load = asyncio.run(_all(made, min(PROMPT_TOKENS, model.max_len // 2), options, line))

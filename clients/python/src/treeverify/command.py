@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import ssl
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from .errors import Error, ProblemError, TransportError
 
-OK, USAGE, NO_INPUT, UNREACHABLE, NO_OUTPUT, REFUSED, INTERRUPTED = 0, 64, 66, 69, 73, 76, 130
+OK, USAGE, NO_INPUT, UNREACHABLE, NO_OUTPUT, CUT, REFUSED, INTERRUPTED = 0, 64, 66, 69, 73, 74, 76, 130
+KEY_BYTES_MAX = 4096
 
 
 class Failure(Exception):
@@ -36,15 +38,44 @@ def between(low: int, high: int) -> Callable[[str], int]:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=os.environ.get("TREEVERIFY_URL", "http://127.0.0.1:8471"))
+    parser.add_argument("--key-file", metavar="FILE", help="its first line is the server's key")
+    parser.add_argument("--cacert", metavar="FILE", help="under https: PEM of who is trusted, else the system's")
     parser.add_argument("--live", choices=("auto", "never"), default="auto", help="a status line on a terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+
+
+def reach(options: argparse.Namespace) -> dict[str, Any]:
+    """What Client and AsyncClient need besides the address: the key as a header, and who is trusted."""
+    reached: dict[str, Any] = {"ca_file": options.cacert}
+    if options.cacert is not None:
+        try:
+            ssl.create_default_context(cafile=options.cacert)
+        except OSError as error:
+            raise Failure(NO_INPUT, "no-input", f"{options.cacert}: {error.strerror or 'no certificate'}") from error
+    if options.key_file is not None:
+        try:
+            with open(options.key_file, "rb") as file:
+                key = file.read(KEY_BYTES_MAX).partition(b"\n")[0].decode("ascii").strip()
+        except OSError as error:
+            raise Failure(NO_INPUT, "no-input", str(error)) from error
+        except UnicodeDecodeError:
+            key = ""
+        if not key.isprintable() or not key:
+            raise Failure(NO_INPUT, "no-input", f"{options.key_file}: its first line is no key")
+        reached["headers"] = {"Authorization": f"Bearer {key}"}
+    return reached
 
 
 def guarded(body: Callable[[argparse.Namespace], int], options: Any) -> int:
     """Run a command; whatever goes wrong on purpose is told in one line (or object), and gives the exit code."""
     try:
         try:
-            return body(options)
+            code = body(options)
+            sys.stdout.flush()
+            return code
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has no place to go
+            raise Failure(CUT, "cut", f"the output cannot be written: {error.strerror}") from error
         except ProblemError as error:
             raise Failure(REFUSED, error.code, str(error), error.committed) from error
         except TransportError as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import report
 from .client import Client, Session
-from .command import NO_INPUT, NO_OUTPUT, OK, REFUSED, USAGE, Failure, add_common, between, guarded
+from .command import NO_INPUT, NO_OUTPUT, OK, REFUSED, USAGE, Failure, add_common, between, guarded, reach
 from .drafters import Drafter, NgramDrafter
 from .terminal import LiveLine, Writer, bar
 from .text import Tokenizer, text_of, tokenizer_for
@@ -181,7 +181,7 @@ def _generate(options: argparse.Namespace) -> int:
     color = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
     live = options.live == "auto" and sys.stderr.isatty() and not options.json
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(Client(options.url))
+        client = stack.enter_context(Client(options.url, **reach(options)))
         tokenizer = _tokenizer(options, client.model())
         prompt, drafter = tokenizer.encode(data), _drafter(options, tokenizer)
         writer = None if options.json else Writer(sys.stdout, color, tokenizer.stream())
