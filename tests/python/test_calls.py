@@ -12,7 +12,7 @@ from harness import main
 from openapi import CODES
 
 import treeverify as tv
-from treeverify.calls import Context, Pause, Reply, Retry, Send, call, send
+from treeverify.calls import Context, Pause, Reply, Retry, Send, call, encode, send
 from treeverify.digest import Digest
 from treeverify.errors import problem_of
 from treeverify.asks import tokens_body
@@ -190,9 +190,20 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(tokens_body([1, 2]), {"tokens": [1, 2]})
         long = tokens_body(range(1000))
         self.assertEqual(np.frombuffer(base64.b64decode(long["tokens_b64"]), "<i4").tolist(), list(range(1000)))
-        for bad in ([-1] * 100, [2**31] * 100, [0.5] * 100):
-            with self.assertRaises(ValueError):
-                tokens_body(bad)
+        for dtype in (np.uint8, np.int16, np.int32, np.uint64):
+            for count in (3, 100):
+                self.assertEqual(tokens_body(np.arange(count, dtype=dtype)), tokens_body(list(range(count))))
+        for bad in ([-1], [2**31], [2**70], [0.5], np.zeros((2, 2), int), np.array([[1]]), np.array([1.0]), "abc", 5):
+            for given in (bad, bad * 100 if isinstance(bad, list) else bad):
+                with self.assertRaisesRegex(ValueError, "^tokens: "):
+                    tokens_body(given)
+
+    def test_numbers_of_numpy(self):
+        body = {"len": np.int64(3), "stop": [np.int32(1)], "temperature": np.float32(0.5), "hold": np.bool_(True)}
+        self.assertEqual(encode(body), b'{"len":3,"stop":[1],"temperature":0.5,"hold":true}')
+        for bad, kind in ((np.float32("nan"), ValueError), (float("inf"), ValueError), (object(), TypeError)):
+            with self.assertRaises(kind):
+                encode({"bad": bad})
 
     def test_sampling_seed(self):
         self.assertEqual(tv.Sampling(seed=2**64 - 1).body()["seed"], str(2**64 - 1))
@@ -205,6 +216,8 @@ class CallsTest(unittest.TestCase):
             with self.assertRaises(Exception) as caught:
                 tv.Client(bad)
             self.assertIn("HOST:PORT", str(caught.exception), bad)
+        with self.assertRaises(ValueError):
+            tv.Client("http://[::1")
         tv.Client("http://127.0.0.1:1/").close()
 
     def test_send_gives_the_reply(self):

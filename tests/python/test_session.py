@@ -80,6 +80,40 @@ class SessionTest(DaemonTest):
             self.assertEqual((session.finish, session.committed_len + 1), ("length", len(prompt) + 10))
             self.assertEqual(len(text), 9)
 
+    def test_texts_in_arrays(self):
+        prompt = prompts(1)[0]
+        with self.client.session(prompt, sampling=GREEDY) as listed:
+            listed.extend(list(b"And"))
+            for dtype in (np.uint8, np.int32, np.uint64):
+                stop = np.array([255], dtype=dtype)
+                with self.client.session(np.array(prompt, dtype=dtype), sampling=GREEDY, stop=stop) as session:
+                    session.extend(np.frombuffer(b"And", dtype=np.uint8).astype(dtype))
+                    self.assertEqual((session.tokens, session.pending), (listed.tokens, listed.pending))
+        array = np.array(prompt, dtype=np.int64)
+        tree = Tree.chain([prompt[0], 32])
+        self.assertEqual(*(self.client.verify(tokens, tree, sampling=GREEDY).new_tokens for tokens in (prompt, array)))
+        np.testing.assert_allclose(*(self.client.score(tokens, tree) for tokens in (prompt, array)), rtol=1e-4)
+        self.assertEqual(self.client.parity(array, tree)["ok"], True)
+        for bad in ([-1], [1.5], "text", np.zeros((2, 2), dtype=np.int32)):
+            with self.assertRaisesRegex(ValueError, "tokens: "):
+                self.client.session(bad)
+
+    def test_what_is_no_tree(self):
+        class Drafter:
+            def draft(self, tokens, nodes, depth):
+                return gives
+
+        with self.client.session(prompts(1)[0], sampling=GREEDY) as session:
+            for gives in (None, ([session.pending], [-1])):
+                for pipeline in (False, True):
+                    with self.assertRaisesRegex(TypeError, "not a Tree"):
+                        next(session.generate(Drafter(), 4, pipeline=pipeline))
+                with self.assertRaisesRegex(TypeError, "takes a Tree"):
+                    session.verify(gives)
+            with self.assertRaisesRegex(ValueError, "nodes: "):
+                next(session.generate(Drafter(), 4, nodes="many"))
+            session.decode(1)
+
     def test_arrays(self):
         prompt = prompts(1)[0]
         with self.client.session(prompt, sampling=SEEDED) as session:

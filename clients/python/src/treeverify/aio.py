@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 
 from . import ahead, oneshot, session as flows
-from .asks import Settings
+from .asks import Settings, Tokens
 from .calls import Effect, Flow, Pause, Reply, Retry, Send, call, drive_async, send
 from .client import Http, SessionView
 from .drafters import Drafter
@@ -70,7 +70,7 @@ class AsyncClient:
             extensions = {} if sent is None else {"trace": written}
             request = self._http.request(**Http.request(effect), timeout=timeout, extensions=extensions)
             return Http.reply(await request)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise self._settings.failure(error) from error
 
     async def _perform(self, effect: Effect, sent: asyncio.Event | None = None) -> Reply | None:
@@ -102,7 +102,7 @@ class AsyncClient:
 
     async def session(
         self,
-        tokens: Sequence[int] | None = None,
+        tokens: Tokens | None = None,
         *,
         prefix: SessionView | None = None,
         prefix_len: int | None = None,
@@ -120,7 +120,7 @@ class AsyncClient:
 
     async def verify(
         self,
-        tokens: Sequence[int],
+        tokens: Tokens,
         tree: Tree,
         *,
         sampling: Sampling | None = None,
@@ -131,7 +131,7 @@ class AsyncClient:
 
     async def score(
         self,
-        tokens: Sequence[int] | None,
+        tokens: Tokens | None,
         tree: Tree,
         *,
         session: SessionView | None = None,
@@ -152,7 +152,7 @@ class AsyncClient:
 
     async def parity(
         self,
-        tokens: Sequence[int] | None = None,
+        tokens: Tokens | None = None,
         tree: Tree | None = None,
         *,
         session: SessionView | None = None,
@@ -177,7 +177,7 @@ class AsyncClient:
                             yield event
                 if not following.over:
                     raise Following.cut()
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 await asyncio.sleep(following.again(self._settings.failure(error)))
             except (TransportError, ProblemError) as error:
                 await asyncio.sleep(following.again(error))
@@ -239,7 +239,7 @@ class AsyncSession(SessionView):
 
     async def extend(
         self,
-        tokens: Sequence[int],
+        tokens: Tokens,
         *,
         keep_pending: bool = False,
         deadline_ms: int | None = None,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from .errors import ContractError
 from .tree import Tree, TreeError
@@ -19,17 +21,28 @@ from .values import Round, Sampling, read_commit, read_rollback, read_round
 
 _B64_FROM = 64  # tokens; shorter lists stay readable
 
+Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Kind: TypeAlias = Literal["verify", "decode", "extend", "rollback", "commit"]
 
 
-def tokens_body(tokens: Sequence[int]) -> dict[str, Any]:
+def token_list(tokens: Tokens) -> list[int]:
+    """A text as its caller has it, lists and arrays of any integers, as a list. ValueError: not token ids."""
+    wanted = "tokens: integers from 0 to 2^31 - 1, in a list or an array of one dimension"
+    try:
+        ids = [operator.index(token) for token in tokens]
+    except TypeError as error:
+        raise ValueError(wanted) from error
+    if ids and not 0 <= min(ids) <= max(ids) < 2**31:
+        raise ValueError(wanted)
+    return ids
+
+
+def tokens_body(tokens: Tokens) -> dict[str, Any]:
     """Member `tokens` or, for long lists, `tokens_b64`."""
-    if len(tokens) < _B64_FROM:
-        return {"tokens": [int(token) for token in tokens]}
-    array = np.asarray(tokens)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 2**31:
-        raise ValueError("tokens: integers from 0 to 2^31 - 1")
-    return {"tokens_b64": base64.b64encode(array.astype("<i4").tobytes()).decode()}
+    ids = token_list(tokens)
+    if len(ids) < _B64_FROM:
+        return {"tokens": ids}
+    return {"tokens_b64": base64.b64encode(np.array(ids, dtype="<i4").tobytes()).decode()}
 
 
 def given(options: Mapping[str, int | None]) -> dict[str, int]:

@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from .errors import ContractError, Error, ProblemError, TransportError, problem_of
 
 T = TypeVar("T")
@@ -140,8 +142,14 @@ class Context:
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """Compact UTF-8 JSON. NaN and infinities are refused (ValueError): the contract has none."""
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    """Compact UTF-8 JSON, numbers of numpy included. NaN and infinities are refused (ValueError): the contract has none."""
+    return json.dumps(body, separators=(",", ":"), allow_nan=False, default=_number).encode()
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

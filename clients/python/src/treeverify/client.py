@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from . import ahead, oneshot, session as flows
-from .asks import Settings
+from .asks import Settings, Tokens
 from .calls import Context, Effect, Flow, Pause, Reply, Retry, Send, call, drive, send
 from .drafters import Drafter
 from .errors import ProblemError, TransportError
@@ -32,7 +32,10 @@ class Http:
         self, url: str, retry: Retry | None, timeout_s: float, connect_s: float, headers: Mapping[str, str] | None,
         ca_file: str | None,
     ) -> None:
-        parts = httpx.URL(url)
+        try:
+            parts = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{url!r}: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.host or parts.path not in ("", "/") or parts.query:
             raise ValueError(f"{url!r}: http://HOST:PORT without a path is needed")
         self.url = str(parts).rstrip("/")
@@ -68,7 +71,7 @@ class Http:
     def reply(answer: httpx.Response) -> Reply:
         return Reply(answer.status_code, {name.lower(): value for name, value in answer.headers.items()}, answer.content)
 
-    def failure(self, error: httpx.TransportError) -> TransportError:
+    def failure(self, error: httpx.RequestError) -> TransportError:
         words = str(error) or type(error).__name__
         return TransportError(f"{self.url}: {words}", timed_out=isinstance(error, httpx.TimeoutException))
 
@@ -227,7 +230,7 @@ class Client:
             timeout = self._settings.timeout(effect.wait_s)
             trace = _no_delay if sent is None else _Sent(sent)
             return Http.reply(self._http.request(**Http.request(effect), timeout=timeout, extensions={"trace": trace}))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise self._settings.failure(error) from error
 
     def _perform(self, effect: Effect, sent: threading.Event | None = None) -> Reply | None:
@@ -264,7 +267,7 @@ class Client:
 
     def session(
         self,
-        tokens: Sequence[int] | None = None,
+        tokens: Tokens | None = None,
         *,
         prefix: SessionView | None = None,
         prefix_len: int | None = None,
@@ -288,7 +291,7 @@ class Client:
 
     def verify(
         self,
-        tokens: Sequence[int],
+        tokens: Tokens,
         tree: Tree,
         *,
         sampling: Sampling | None = None,
@@ -301,7 +304,7 @@ class Client:
 
     def score(
         self,
-        tokens: Sequence[int] | None,
+        tokens: Tokens | None,
         tree: Tree,
         *,
         session: SessionView | None = None,
@@ -322,7 +325,7 @@ class Client:
 
     def parity(
         self,
-        tokens: Sequence[int] | None = None,
+        tokens: Tokens | None = None,
         tree: Tree | None = None,
         *,
         session: SessionView | None = None,
@@ -350,7 +353,7 @@ class Client:
                         yield from following.take(chunk)
                 if not following.over:
                     raise Following.cut()
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 time.sleep(following.again(self._settings.failure(error)))
             except (TransportError, ProblemError) as error:
                 time.sleep(following.again(error))
@@ -430,7 +433,7 @@ class Session(SessionView):
 
     def extend(
         self,
-        tokens: Sequence[int],
+        tokens: Tokens,
         *,
         keep_pending: bool = False,
         deadline_ms: int | None = None,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from .budget import Budget
 from .drafters import Drafter
 from .tree import Tree, TreeError
@@ -24,6 +26,8 @@ class Limits:
 
 def budget_of(nodes: Nodes, model: Model, pipelined: bool = False) -> Budget | None:
     """None: a fixed number of nodes."""
+    if nodes != "auto" and not isinstance(nodes, (int, np.integer)):
+        raise ValueError('nodes: a number, or "auto"')
     return Budget(model, pipelined=pipelined) if nodes == "auto" else None
 
 
@@ -38,10 +42,12 @@ def plan(
     depth = min(depth, limits.depth)
     wanted = budget.drafts() if budget is not None else nodes
     assert not isinstance(wanted, str)
-    nodes_max = min(wanted + 1, limits.nodes)
+    nodes_max = min(int(wanted) + 1, limits.nodes)
     if depth < 1 or nodes_max < 2:
         return Tree.root(pending)
     tree = drafter.draft(sequence, nodes_max - 1, depth)
+    if not isinstance(tree, Tree):
+        raise TypeError(f"the drafter gave {type(tree).__name__}, not a Tree; one without drafts is Tree.root(tokens[-1])")
     if tree.tokens[0] != pending:
         raise TreeError("pending-mismatch", f"the drafter's root is {tree.tokens[0]}, not {pending}", 0)
     tree = tree.cut(depth, nodes_max)

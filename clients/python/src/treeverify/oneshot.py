@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .asks import tokens_body
+from .asks import Tokens, tokens_body
 from .calls import Context, Flow, Reply, call, decode
 from .errors import ContractError, ProblemError, problem_of
 from .session import SessionCore
@@ -20,7 +20,7 @@ F64: TypeAlias = npt.NDArray[np.float64]
 
 
 def one_shot(
-    context: Context, tokens: Sequence[int], tree: Tree, sampling: Sampling | None, want: Want | None,
+    context: Context, tokens: Tokens, tree: Tree, sampling: Sampling | None, want: Want | None,
     deadline_ms: int | None,
 ) -> Flow[Round]:
     """POST /v1/verify: nothing is kept, so it may be repeated at will."""
@@ -40,12 +40,12 @@ def one_shot(
 
 
 def score(
-    context: Context, tokens: Sequence[int] | None, tree: Tree, session: SessionCore | None, deadline_ms: int | None
+    context: Context, tokens: Tokens | None, tree: Tree, session: SessionCore | None, deadline_ms: int | None
 ) -> Flow[F64]:
     """POST /v1/score: behind a prefix or a session; nothing is committed."""
     if (tokens is None) == (session is None):
         raise ValueError("score: tokens or a session")
-    body: dict[str, Any] = {"session": session.id} if session is not None else tokens_body(tokens or ())
+    body: dict[str, Any] = {"session": session.id} if session is not None else tokens_body(() if tokens is None else tokens)
     body["tree"] = tree.body()
     if deadline_ms is not None:
         body["deadline_ms"] = deadline_ms
@@ -83,7 +83,7 @@ def batch(
 
 
 def parity(
-    context: Context, tokens: Sequence[int] | None, tree: Tree | None, session: SessionCore | None,
+    context: Context, tokens: Tokens | None, tree: Tree | None, session: SessionCore | None,
     sampling: Sampling | None, strict: bool,
 ) -> Flow[dict[str, Any]]:
     """POST /v1/parity: a prefix and a tree, a session and a tree, or nothing for the built-in case."""

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from .asks import Ask, Held, Settings, Settle, given, tokens_body
+from .asks import Ask, Held, Settings, Settle, Tokens, given, token_list, tokens_body
 from .calls import Context, Effect, Flow, Reply, Send, call, send
 from .digest import Digest
 from .errors import ContractError, DesyncError, MovedError, NotFoundError, ProblemError
@@ -203,6 +203,8 @@ class SessionCore:
         commit_prev: tuple[Sequence[int], int | None] | None = None,
         **options: int | None,
     ) -> Ask:
+        if not isinstance(tree, Tree):
+            raise TypeError(f"verify takes a Tree, not {type(tree).__name__}")
         settle = None if commit_prev is None else self._settle(*commit_prev)
         fields: dict[str, Any] = {"tree": tree.body(), **given(options)}
         if rule is not None:
@@ -252,10 +254,10 @@ class SessionCore:
     def decode(self, max_tokens: int, **options: int | None) -> Flow[Round]:
         return self.exclusive(self._round(Ask("decode", {"max_tokens": max_tokens, **given(options)})))
 
-    def extend(self, tokens: Sequence[int], keep_pending: bool, **options: int | None) -> Flow[Round]:
-        tokens = [int(token) for token in tokens]
-        fields = {**tokens_body(tokens), **given(options)}
-        return self.exclusive(self._round(Ask("extend", fields, tokens=tokens, keep_pending=keep_pending)))
+    def extend(self, tokens: Tokens, keep_pending: bool, **options: int | None) -> Flow[Round]:
+        ids = token_list(tokens)
+        fields = {**tokens_body(ids), **given(options)}
+        return self.exclusive(self._round(Ask("extend", fields, tokens=ids, keep_pending=keep_pending)))
 
     def round_body(self, ask: Ask) -> dict[str, Any]:
         """The round at the present state."""
@@ -502,7 +504,7 @@ def read_tensor(reply: Reply) -> tuple[tuple[int, ...], str, F32]:
 
 
 def create(
-    context: Context, tokens: Sequence[int] | None, prefix: tuple[SessionCore, int | None] | None, settings: Settings,
+    context: Context, tokens: Tokens | None, prefix: tuple[SessionCore, int | None] | None, settings: Settings,
     hidden: HiddenWant | None = None,
 ) -> Flow[SessionCore]:
     """A session from a prompt, or from the first tokens of another session (all that are committed)."""
@@ -510,7 +512,7 @@ def create(
     if (tokens is None) == (prefix is None):
         raise ValueError("session: tokens or a prefix")
     if prefix is None:
-        core = SessionCore(context, model, settings, [int(token) for token in tokens or ()])
+        core = SessionCore(context, model, settings, token_list(() if tokens is None else tokens))
         yield from core.open(hidden=hidden)
         return core
     parent, length = prefix
