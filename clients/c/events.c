@@ -56,7 +56,7 @@ int tv_client_events_open(const struct tv_client *client, const char *id, int32_
 {
     static const char alphabet[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                    "_-";
-    size_t bytes = strlen(id);
+    size_t bytes = id != NULL ? strlen(id) : 0;
     if (bytes == 0 || bytes > 64 || strspn(id, alphabet) != bytes || after < -1) {
         tv_client_problem_set(ret_problem, "no session has this id, or no round this number");
         return -EINVAL;

@@ -7,6 +7,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <locale.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,13 +178,26 @@ static int read_names(const struct tv_json_value *object, struct tv_client_state
     return 0;
 }
 
+/* Numbers of JSON have a point, whatever the program's locale has. */
+static void put_sampling(struct tv_buf *body, const struct tv_client_session *session)
+{
+    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (plain == (locale_t)0) {
+        body->failed = -ENOMEM;
+        return;
+    }
+    locale_t before = uselocale(plain);
+    tv_buf_printf(body, ",\"temperature\":%.17g,\"top_p\":%.17g,\"min_p\":%.17g,\"top_k\":%" PRId32,
+                  session->temperature, session->top_p, session->min_p, session->top_k);
+    (void)uselocale(before);
+    freelocale(plain);
+}
+
 static void put_settings(struct tv_buf *body, const struct tv_client_session *session)
 {
     tv_buf_printf(body, ",\"sampling\":{\"rule\":\"%s\"", session->rule);
     if (strcmp(session->rule, "greedy") != 0) {
-        tv_buf_printf(body,
-                      ",\"temperature\":%.17g,\"top_p\":%.17g,\"min_p\":%.17g,\"top_k\":%" PRId32,
-                      session->temperature, session->top_p, session->min_p, session->top_k);
+        put_sampling(body, session);
         if (session->state.seed[0] != '\0') {
             tv_buf_printf(body, ",\"seed\":\"%s\"", session->state.seed);
         }
@@ -301,7 +316,10 @@ static int take_options(struct tv_client_session *session,
         (options->prefix != NULL &&
          (options->prefix_len < 0 || options->prefix_len > options->prefix->state.committed_len)) ||
         options->stop_count < 0 || options->stop_count > TV_CLIENT_STOP_IDS_MAX ||
-        options->max_len < 0 || options->lease_s < 0 || sampling->rule == NULL ||
+        (options->stop_count > 0 && options->stop_ids == NULL) ||
+        !isfinite(sampling->temperature) || !isfinite(sampling->top_p) ||
+        !isfinite(sampling->min_p) || options->max_len < 0 || options->lease_s < 0 ||
+        sampling->rule == NULL ||
         (strcmp(sampling->rule, "greedy") != 0 && strcmp(sampling->rule, "target_walk") != 0 &&
          strcmp(sampling->rule, "typical") != 0 && strcmp(sampling->rule, "client") != 0) ||
         strlen(seed) > TV_CLIENT_SEED_DIGITS_MAX || strspn(seed, "0123456789") != strlen(seed) ||

@@ -45,12 +45,12 @@ const struct tv_client_value *tv_client_value_first(const struct tv_client_value
 
 const struct tv_client_value *tv_client_value_next(const struct tv_client_value *child)
 {
-    return outer(tv_json_next(inner(child)));
+    return child != NULL ? outer(tv_json_next(inner(child))) : NULL;
 }
 
 const char *tv_client_value_name(const struct tv_client_value *child)
 {
-    return tv_json_name(inner(child));
+    return child != NULL ? tv_json_name(inner(child)) : NULL;
 }
 
 enum tv_client_type tv_client_value_type(const struct tv_client_value *value)

@@ -30,7 +30,7 @@ static int run(struct tv_client_session *session, struct tv_client_ask *ask,
 int tv_client_check_tree(const int32_t *tokens, const int32_t *parents, int32_t count,
                          int32_t pending, struct tv_client_problem *ret_problem)
 {
-    if (count < 1 || count > TV_CLIENT_NODES_MAX) {
+    if (tokens == NULL || parents == NULL || count < 1 || count > TV_CLIENT_NODES_MAX) {
         tv_client_problem_set(ret_problem, "a tree has 1 to %d nodes", TV_CLIENT_NODES_MAX);
         return -EINVAL;
     }
@@ -61,6 +61,7 @@ static int settle(const struct tv_client_session *session, const struct tv_clien
         return -EINVAL;
     }
     if (wanted->path_count < 0 || wanted->path_count > session->held_count ||
+        (wanted->path_count > 0 && wanted->path == NULL) ||
         (wanted->next < 0) != (wanted->path_count == 0)) {
         tv_client_problem_set(ret_problem, "a path goes with the token that is pending behind it");
         return -EINVAL;

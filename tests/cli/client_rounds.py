@@ -9,10 +9,12 @@ DRIVE (tests/cli/drive.c) makes one call of the library for each line it reads. 
 import errno
 import os
 import random
+import subprocess
 import sys
+import tempfile
 import unittest
 
-from leash import GREEDY, SCALE, SEEDED, LeashTest, chain, joined, tree
+from leash import Drive, GREEDY, SCALE, SEEDED, LeashTest, chain, joined, tree
 
 from delay_proxy import DelayProxy
 from fault_proxy import FaultProxy
@@ -296,6 +298,41 @@ class Rounds(LeashTest):
             drive.say("send", *chain(text[:2]), error=INVALID)
             drive.create(prompt)
             drive.say("send", *chain(text[:2]))  # and the session is destroyed under it
+
+    def test_the_number_went_to_another_tree(self):
+        """A call that was given up had used the round's number: the skipped round behind it tells of that tree."""
+        prompt = self.prompts(1)[0]
+        text = self.plain(prompt, 16)
+        with self.drive(self.url) as drive:
+            first = drive.create(prompt)
+            tree = {"tokens": text[:4], "parents": [-1, 0, 1, 2]}
+            given_up = {"seq": 1, "epoch": first["epoch"], "expected_len": len(prompt), "tree": tree}
+            self.raw.post(f"/v1/sessions/{first['id']}/verify", given_up)
+            drive.say("send", *chain([text[0], (text[1] + 1) % 256]))
+            drive.say("if", 1, text[2], *chain(text[2:4]))
+            answer = drive.say("receive")
+            self.assertEqual((answer["recovered"], answer["new"], answer["under_way"]), (RESYNC, text[1:5], 0))
+            self.in_step(answer)
+            self.assertEqual(drive.say("verify", *chain(text[4:7]))["new"], text[5:8])
+
+    @alone
+    def test_a_locale_with_commas(self):
+        """Numbers of JSON have a point where the program's own have none."""
+        prompt = self.prompts(1)[0]
+        with tempfile.TemporaryDirectory() as folder:
+            made = ["localedef", "-i", "de_DE", "-f", "UTF-8", os.path.join(folder, "de_DE.UTF-8")]
+            try:
+                code = subprocess.run(made, capture_output=True, timeout=60).returncode
+            except FileNotFoundError:
+                code = 127
+            if code != 0:
+                self.skipTest("no locale can be made")
+            leaks = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"  # glibc keeps its copy of LOCPATH
+            env = dict(os.environ, LOCPATH=folder, LC_ALL="de_DE.UTF-8", ASAN_OPTIONS=leaks)
+            text = self.plain(prompt, 4, SEEDED)
+            with Drive(self.DRIVE, self.url, env=env) as drive:
+                drive.create(prompt, (SEEDED[0], str(SEEDED[1]).replace(".", ","), SEEDED[2]))  # drive reads as it writes
+                self.assertEqual(drive.say("verify", *chain(text[:3]))["new"], text[1:4])
 
     def test_a_session_forgotten_under_way(self):
         prompt = self.prompts(1)[0]

@@ -12,6 +12,7 @@
  *
  * Owns one client, two sessions and one stream of events at a time. For tests; it judges nothing.
  */
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -317,6 +318,7 @@ int main(int argc, char **argv)
     if (argc != 4) {
         return 64;
     }
+    (void)setlocale(LC_ALL, ""); /* as programs for people do */
     tv_client_options_init(&options);
     options.url = argv[1];
     options.retries_max = (int32_t)strtol(argv[2], NULL, 10);

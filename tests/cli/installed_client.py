@@ -23,6 +23,11 @@ USES = """#include <treeverify-client.h>
 #include <stdio.h>
 int main(void)
 {
+    const struct tv_client_value *none = NULL; /* a value like any other that is not there */
+    if (tv_client_value_first(none) != NULL || tv_client_value_next(none) != NULL || tv_client_value_name(none) != NULL ||
+        tv_client_value_text(none) != NULL || tv_client_value_type(none) != TV_CLIENT_NULL) {
+        return 1;
+    }
     return printf("%d %s\\n", TV_CLIENT_VERSION, tv_client_version()) < 0;
 }
 """

@@ -40,9 +40,9 @@ def tree(text, wrong):
 class Drive:
     """The library in a process of its own; answers as dicts."""
 
-    def __init__(self, program, url, retries=30, backoff_ms=1):
+    def __init__(self, program, url, retries=30, backoff_ms=1, env=None):
         command = [program, url, str(retries), str(backoff_ms)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def __enter__(self):
         return self
