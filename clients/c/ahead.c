@@ -390,7 +390,7 @@ static int check_guesses(const struct tv_client_session *session,
         return session->state.under_way == 0 ? -EINVAL : -EBUSY;
     }
     const struct flight *first = session->ahead->first;
-    if (count < 1 || count > TV_CLIENT_GUESSES_MAX) {
+    if (guesses == NULL || count < 1 || count > TV_CLIENT_GUESSES_MAX) {
         tv_client_problem_set(ret_problem, "1 to %d guesses", TV_CLIENT_GUESSES_MAX);
         return -EINVAL;
     }
@@ -480,6 +480,11 @@ static int take_first(struct tv_client_session *session, struct flight *first,
     int error = object != NULL
                     ? tv_client_round_take(session, doc, object, &ask, ret_round, ret_problem)
                     : tv_client_round_run(session, &ask, ret_round, ret_problem);
+    if (error == -EBADMSG && object != NULL && first->error != 0) {
+        /* of another tree: a call that was given up had used the number */
+        object = NULL;
+        error = tv_client_round_run(session, &ask, ret_round, ret_problem);
+    }
     if (error == 0 && object != NULL) {
         ret_round->attempts = (int32_t)first->attempts;
         ret_round->rtt_us = first->rtt_us;
