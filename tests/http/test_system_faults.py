@@ -1,0 +1,128 @@
+"""F10, F11, F36: no descriptors, no threads, and a wall clock that jumps, under a whole daemon.
+
+TV_FAIL_HOST_LIBRARY is preloaded into the daemon for the last two (tests/fault/fail_host.c).
+"""
+
+import email.utils
+import mmap
+import os
+import re
+import resource
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+import harness
+from harness import Caller, FixedDaemon, round_body, verify_path, wait_until
+
+LIBRARY = os.environ["TV_FAIL_HOST_LIBRARY"]
+DESCRIPTORS, WATCH_S, HOUR_S, LEASE_S = 64, 1, 3600, 1
+
+
+def live(probe):
+    """Sessions, in whatever state."""
+    return sum(map(int, re.findall(rb"^treeverify_sessions\{.*\} (\d+)$", probe.call("GET", "/metrics").body, re.M)))
+
+
+class Host:
+    def __init__(self, folder):
+        self.path = os.path.join(folder, "host")
+        with open(self.path, "wb") as file:
+            file.write(struct.pack("<qq", 0, -1))
+        self.file = open(self.path, "r+b")
+        self.map = mmap.mmap(self.file.fileno(), 16)
+        self.env = {"LD_PRELOAD": LIBRARY, "TV_FAIL_HOST": self.path}
+
+    def set(self, shift_s=0, threads=-1):
+        self.map[:16] = struct.pack("<qq", shift_s, threads)
+
+    def close(self):
+        self.map.close()
+        self.file.close()
+
+
+class SystemFaultsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.host = Host(folder.name)
+        self.addCleanup(self.host.close)
+
+    def caller(self, daemon, **how):
+        caller = Caller(daemon, **how)
+        self.addCleanup(caller.close)
+        return caller
+
+    def moved(self, caller, state):
+        answer = caller.call("POST", verify_path(state), round_body(state))
+        self.assertEqual(answer.status, 200, answer.body)
+        return dict(state, **answer.json)
+
+    def test_f10_descriptors_are_used_up(self):
+        """Who is there is served, who comes waits, the processor rests; and all is well when some leave."""
+        with FixedDaemon("--drain-grace-s", "0") as daemon:
+            caller, probe = self.caller(daemon), self.caller(daemon, admin=True)
+            state = caller.session()
+            self.assertEqual(probe.call("GET", "/healthz").status, 200)
+            resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+            crowd = [daemon.connect() for _ in range(2 * DESCRIPTORS)]
+            wait_until(lambda: daemon.fds() == DESCRIPTORS, 10, "all descriptors in use")
+            spent, start = daemon.cpu_s(), time.monotonic()
+            while time.monotonic() - start < WATCH_S:
+                state = self.moved(caller, state)
+                self.assertEqual(probe.call("GET", "/healthz").status, 200)
+                time.sleep(0.1)
+            share = (daemon.cpu_s() - spent) / (time.monotonic() - start)
+            print(f"{share:.3f} of a processor without descriptors")
+            self.assertLess(share, 0.1)
+            for sock in crowd:
+                sock.close()
+            late = self.caller(daemon)
+            self.assertEqual(late.call("GET", "/healthz").status, 200)
+            self.moved(caller, state)
+            wait_until(lambda: daemon.fds() < DESCRIPTORS // 2, 10, "descriptors back")
+            self.assertEqual(daemon.stop(), 0)
+
+    def test_f11_threads_cannot_be_made(self):
+        """Each thread of a start in turn: exit 71 before anybody is told that it listens."""
+        command = [harness.PROGRAM, "--model", "none", "--listen", "127.0.0.1:0", "--drain-grace-s", "0"]
+        for count in range(100):
+            self.host.set(threads=count)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, env=dict(os.environ, **self.host.env)
+            )
+            serves = process.stdout.readline().startswith("listening ")
+            if serves:
+                process.terminate()
+            _, log = process.communicate(timeout=60)
+            if serves:
+                self.assertEqual(process.returncode, 0, log)
+                break
+            self.assertEqual(process.returncode, 71, (count, log))
+        print(f"{count} threads of a start")
+        self.assertGreater(count, 2)
+
+    def test_f36_the_wall_clock_jumps(self):
+        """By hours, both ways: sessions live, a lease ends when it would have, and the jump is seen in Date."""
+        with FixedDaemon("--drain-grace-s", "0", env=self.host.env) as daemon:
+            caller, probe = self.caller(daemon), self.caller(daemon, admin=True)
+            state = caller.session(lease_s=30)
+            for shift_s in (HOUR_S, -HOUR_S):
+                self.host.set(shift_s=shift_s)
+                answer = caller.call("GET", "/healthz")
+                told = email.utils.parsedate_to_datetime(answer.headers["date"]).timestamp()
+                self.assertAlmostEqual(told - time.time(), shift_s, delta=10)
+                start = time.monotonic()
+                caller.session(lease_s=LEASE_S)
+                self.host.set(shift_s=-shift_s)
+                wait_until(lambda: live(probe) == 1, 20, "the lease ends")
+                self.assertGreaterEqual(time.monotonic() - start, LEASE_S)
+                state = self.moved(caller, state)
+            self.assertEqual(daemon.stop(), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
