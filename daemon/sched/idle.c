@@ -43,7 +43,6 @@ static int64_t pages_sum(const struct tv_sched *sched, const char *principal)
 static int64_t pages_to_come(const struct tv_sched *sched, int64_t now_us)
 {
     const struct tv_sessions *table = &sched->table;
-    struct tv_cache *cache = sched->engine->cache;
     struct tv_cache_counts counts;
     int64_t pages = 0;
     tv_engine_pages(sched->engine, &counts);
@@ -60,7 +59,8 @@ static int64_t pages_to_come(const struct tv_sched *sched, int64_t now_us)
         }
     }
     for (int64_t page = 0; held != NULL && page < counts.total; page++) {
-        pages += held[page] > 0 && held[page] == tv_cache_holders(cache, (int32_t)page);
+        pages +=
+            held[page] > 0 && held[page] == tv_engine_page_holders(sched->engine, (int32_t)page);
     }
     free(held); /* without memory nobody gives anything */
     return pages;
@@ -97,9 +97,11 @@ static int64_t pages_free(const struct tv_sched *sched)
 
 int tv_sched_idle_give(struct tv_sched *sched, const struct tv_cache_shortage *shortage)
 {
+    struct tv_cache_counts pages;
     int64_t now_us = tv_clock_us(), missing = shortage->pages_needed - pages_free(sched);
     int closed = 0;
-    if (sched->config->idle_pages_s == 0 || sched->engine->cache == NULL) {
+    tv_engine_pages(sched->engine, &pages);
+    if (sched->config->idle_pages_s == 0 || pages.total == 0) { /* or an engine has none */
         return 0;
     }
     tv_sched_lock(sched);

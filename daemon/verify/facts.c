@@ -66,3 +66,8 @@ void tv_engine_pages(const struct tv_engine *engine, struct tv_cache_counts *ret
         tv_cache_counts(engine->cache, ret_counts);
     }
 }
+
+int32_t tv_engine_page_holders(const struct tv_engine *engine, int32_t page)
+{
+    return engine->cache == NULL ? 0 : tv_cache_holders(engine->cache, page);
+}

@@ -192,6 +192,9 @@ int tv_engine_room(const struct tv_engine *engine, int64_t pages,
                    struct tv_cache_shortage *ret_shortage);
 void tv_engine_pages(const struct tv_engine *engine, struct tv_cache_counts *ret_counts);
 
+/* How many hold a page of the pool. */
+int32_t tv_engine_page_holders(const struct tv_engine *engine, int32_t page);
+
 /* Rows of the pool that the self-test keeps for good, at most. */
 #define TV_SELF_TEST_ROWS 40
 
