@@ -163,7 +163,7 @@ static int taps_host_take(struct tv_model *model)
     if (model->kernels->host_memory || width == 0) {
         return 0;
     }
-    if (tv_size_mul((size_t)model->options.rows_max, width, &count) != 0) {
+    if (tv_size_mul((size_t)model->options.prefill_rows, width, &count) != 0) {
         return -ENOMEM;
     }
     model->taps_host_width = width;

@@ -190,7 +190,7 @@ static int rows_fetch(struct tv_model *model, const float *device, int32_t first
 int tv_model_taps_rows(struct tv_model *model, int32_t first, int32_t rows, const float **ret_rows)
 {
     size_t width = (size_t)model->options.tap_count * (size_t)model->config.hidden;
-    if (width == 0 || first < 0 || rows < 1 || rows > model->options.rows_max - first) {
+    if (width == 0 || first < 0 || rows < 1 || rows > model->options.prefill_rows - first) {
         return -EINVAL;
     }
     return rows_fetch(model, model->buffers.taps, first, rows, width, ret_rows);

@@ -19,6 +19,7 @@
 
 #define HIDDEN 16 /* of the tiny model, which has two layers */
 #define ROWS   4
+#define PROMPT 20 /* rows of a prefill pass, more than verify passes may have */
 
 static char dir[512];
 static struct tv_kernels *kernels;
@@ -26,6 +27,7 @@ static struct tv_kernels *kernels;
 static struct tv_model_options options_of(int32_t tap_count, int32_t first, int32_t second)
 {
     return (struct tv_model_options){.rows_max = 8,
+                                     .prefill_rows = PROMPT,
                                      .requests_max = 2,
                                      .page_size = 16,
                                      .tap_count = tap_count,
@@ -80,7 +82,7 @@ static void world_open(struct world *world)
                                      .pages = 4};
     assert_int_equal(config->hidden, HIDDEN);
     assert_int_equal(tv_cache_create(kernels, &params, &world->cache), 0);
-    assert_int_equal(tv_cache_reserve(world->cache, &world->seq, ROWS, &shortage), 0);
+    assert_int_equal(tv_cache_reserve(world->cache, &world->seq, PROMPT, &shortage), 0);
 }
 
 static void world_close(struct world *world)
@@ -164,8 +166,8 @@ static void the_projection(void **state)
     assert_int_equal(tv_model_taps_project(world.model, 2, 2, &projected), 0);
     assert_memory_equal(first, all, 2 * 3 * sizeof(float));
     assert_memory_equal(projected, all + 2 * 3, 2 * 3 * sizeof(float));
-    assert_int_equal(tv_model_taps_project(world.model, 5, ROWS, &projected), -EINVAL);
-    assert_int_equal(tv_model_taps_rows(world.model, 5, ROWS, &projected), -EINVAL);
+    assert_int_equal(tv_model_taps_project(world.model, PROMPT - 3, ROWS, &projected), -EINVAL);
+    assert_int_equal(tv_model_taps_rows(world.model, PROMPT - 3, ROWS, &projected), -EINVAL);
     world_close(&world);
 }
 
@@ -204,6 +206,38 @@ static void rows_of_a_device(void **state)
     kernels->host_memory = 1;
 }
 
+/* All rows of a slice that is longer than a verify pass may be, as they are and projected. */
+static void rows_of_a_long_slice(void **state)
+{
+    int32_t tokens[PROMPT];
+    float kept[2][PROMPT * 2 * HIDDEN], all[2][PROMPT * 3];
+    (void)state;
+    for (int i = 0; i < PROMPT; i++) {
+        tokens[i] = 1 + i % 7;
+    }
+    for (int apart = 0; apart < 2; apart++) {
+        struct world world;
+        const float *rows = NULL;
+        kernels->host_memory = !apart;
+        world_open(&world);
+        tv_model_taps_set(world.model, !apart);
+        assert_int_equal(
+            tv_model_prefill(world.model, world.cache, &world.seq, tokens, PROMPT, NULL), 0);
+        assert_int_equal(tv_model_taps_rows(world.model, 0, PROMPT, &rows), 0);
+        memcpy(kept[apart], rows, sizeof kept[apart]);
+        assert_int_equal(tv_model_taps_project(world.model, 0, PROMPT, &rows), 0);
+        memcpy(all[apart], rows, sizeof all[apart]);
+        world_close(&world);
+    }
+    kernels->host_memory = 1;
+    assert_memory_equal(kept[1], kept[0], sizeof kept[0]);
+    assert_memory_equal(all[1], all[0], sizeof all[0]);
+    for (int i = 7; i < PROMPT; i++) { /* tap 0 is the embedding */
+        assert_memory_equal(kept[0] + i * 2 * HIDDEN + HIDDEN,
+                            kept[0] + (i - 7) * 2 * HIDDEN + HIDDEN, HIDDEN * sizeof(float));
+    }
+}
+
 static int setup(void **state)
 {
     struct tv_kernels_options options = {.threads = 1, .cpu_flags_mask = ~UINT64_C(0)};
@@ -229,10 +263,9 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(what_passes_keep),
-        cmocka_unit_test(the_projection),
-        cmocka_unit_test(rows_of_a_device),
+        cmocka_unit_test(what_is_refused),      cmocka_unit_test(what_passes_keep),
+        cmocka_unit_test(the_projection),       cmocka_unit_test(rows_of_a_device),
+        cmocka_unit_test(rows_of_a_long_slice),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
