@@ -57,7 +57,7 @@ class Line:
 
     def send(self, path, body):
         text = json.dumps(body, separators=(",", ":")).encode()
-        data = (f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+        data = (f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(text)}\r\n\r\n").encode() + text
         self.data, self.first = b"", None
         while data:
