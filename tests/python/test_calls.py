@@ -12,6 +12,7 @@ from harness import main
 from openapi import CODES
 
 import treeverify as tv
+from treeverify import oneshot
 from treeverify.calls import Context, Pause, Reply, Retry, Send, call, encode, send
 from treeverify.digest import Digest
 from treeverify.errors import problem_of
@@ -106,8 +107,18 @@ class CallsTest(unittest.TestCase):
         result, sends, _ = play(call(self.context(), "GET", "/x"), [Reply(404, {}, b"nope")])
         self.assertIsInstance(result, tv.NotFoundError)
         self.assertIsNone(result.committed)
-        for content in (b"[1]", b"{", b"\xff"):
+        for content in (b"[1]", b"{", b"\xff", b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}"):
             result, _, _ = play(call(self.context(), "GET", "/x"), [Reply(200, {}, content)])
+            self.assertIsInstance(result, tv.ContractError)
+        result, _, _ = play(call(self.context(), "GET", "/x"), [Reply(302, {"location": "/y"}, b"")])
+        self.assertIsInstance(result, tv.ContractError)
+        self.assertIn("302", str(result))
+
+    def test_answers_without_what_was_asked(self):
+        for content in (b"{}", b'{"logprobs":5,"items":{}}', b'{"logprobs":[null],"items":[]}'):
+            answer = Reply(200, {}, content)
+            context, tree = self.context(), tv.Tree.chain([1, 2])
+            result, _, _ = play(oneshot.score(context, [1], tree, None, None), [answer])
             self.assertIsInstance(result, tv.ContractError)
 
     def test_every_problem_is_mapped(self):

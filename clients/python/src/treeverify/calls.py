@@ -168,13 +168,15 @@ def decode(reply: Reply) -> dict[str, Any]:
     """The JSON object of a 2xx answer; raises the problem of any other one."""
     try:
         body = json.loads(reply.content) if reply.content else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         body = error
     if reply.status >= 400:
         document = body if isinstance(body, dict) else {"title": "no problem document"}
         if not document.get("code"):
             document = dict(document, code="", retryable=reply.status in _RETRY_STATUS)
         raise problem_of(reply.status, document, retry_after_s(reply.headers))
+    if reply.status >= 300:
+        raise ContractError(f"answer with status {reply.status}: nobody is followed elsewhere")
     if not isinstance(body, dict):
         raise ContractError(f"answer with status {reply.status} is not a JSON object")
     return body

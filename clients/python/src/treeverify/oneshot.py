@@ -50,9 +50,9 @@ def score(
     if deadline_ms is not None:
         body["deadline_ms"] = deadline_ms
     answer = yield from call(context, "POST", "/v1/score", body)
-    scores = answer["logprobs"]
-    if len(scores) != len(tree) or scores[0] is not None:
-        raise ContractError(f"{len(scores)} scores for {len(tree)} nodes")
+    scores = answer.get("logprobs")
+    if not isinstance(scores, list) or len(scores) != len(tree) or scores[0] is not None:
+        raise ContractError(f"not one score for each of {len(tree)} nodes")
     return np.array([np.nan, *(-np.inf if score is None else score for score in scores[1:])], dtype=np.float64)
 
 
@@ -70,8 +70,11 @@ def batch(
     try:
         items = [{"session": core.id, **core.round_body(ask)} for core, ask in zip(cores, asks)]
         answer = yield from call(context, "POST", "/v1/verify:batch", {"items": items})
+        answers = answer.get("items")
+        if not isinstance(answers, list) or len(answers) != len(cores):
+            raise ContractError(f"not one answer for each of {len(cores)} rounds")
         results: list[Round | ProblemError] = []
-        for core, ask, item in zip(cores, asks, answer["items"], strict=True):
+        for core, ask, item in zip(cores, asks, answers):
             if "body" in item:
                 results.append(core._take(ask, item["body"]))
             else:
