@@ -42,8 +42,7 @@ void tv_sched_batch_destroy(struct tv_batch *batch)
 
 int tv_sched_batch_room(const struct tv_sched *sched, const struct tv_call *call)
 {
-    size_t bytes_max = TV_SCHED_REPLY_BYTES + 2 * sched->limits.inline_bytes;
-    return call->together == NULL || *call->together <= bytes_max;
+    return call->together == NULL || tv_sched_copy_room(sched, *call->together);
 }
 
 void tv_sched_batch_join(struct tv_batch *batch, struct tv_call *call)

@@ -106,27 +106,35 @@ void tv_sched_behind_refuse(struct tv_sched *sched, struct tv_session *session,
     refuse(session, job, TV_SEQ_GAP, "the round before has failed; its seq is next", ret_calls);
 }
 
-/* It was skipped: every call gets that answer, but for items whose batch has too much already. */
+/* It was skipped: every call gets that answer, but for those that are too many for one so large. */
 static void skip_reply(struct tv_sched *sched, struct job *job, struct tv_buf *body)
 {
+    static const char large[] = "the answers before are too large together";
     struct tv_call *first = job->call, *call = first;
+    size_t together = 0; /* of those that have joined */
     for (call->next = job->twins; call != NULL; call = call->next) {
-        if (!tv_sched_batch_room(sched, call)) { /* it is kept: sent again, the call gets it */
-            tv_sched_reply_refuse(call, TV_OVERLOADED, NULL,
-                                  "the answers of the items before are too large together");
+        /* it is kept: sent again, the call gets it */
+        if (!tv_sched_batch_room(sched, call) || !tv_sched_copy_room(sched, together)) {
+            tv_sched_reply_refuse(call, TV_OVERLOADED, NULL, large);
             continue;
         }
         if (call->together != NULL) {
             *call->together += body->bytes;
         }
         if (call != first) {
+            together += body->bytes;
             tv_sched_reply_replay(call, body->data, body->bytes);
         } else {
             tv_sched_reply_stored(call, 200, body->data, body->bytes);
         }
     }
     for (call = job->watchers; call != NULL; call = call->next) {
-        tv_sched_reply_replay(call, body->data, body->bytes);
+        if (tv_sched_copy_room(sched, together)) {
+            together += body->bytes;
+            tv_sched_reply_replay(call, body->data, body->bytes);
+        } else {
+            tv_sched_reply_refuse(call, TV_OVERLOADED, NULL, large);
+        }
     }
     tv_buf_finish(body);
 }

@@ -194,17 +194,40 @@ void tv_sched_job_fail_rc(struct tv_sched *sched, struct job *job, int rc)
     }
 }
 
+int tv_sched_copy_room(const struct tv_sched *sched, size_t together)
+{
+    return together <= TV_SCHED_REPLY_BYTES + 2 * sched->limits.inline_bytes;
+}
+
+/* A copy for one who has only joined; *together: bytes of those before. */
+static void reply_joined(struct job *job, struct tv_call *call, int stored, int http_status,
+                         const struct tv_buf *body, size_t *together)
+{
+    if (!tv_sched_copy_room(job->sched, *together)) { /* sent again, the call gets what is kept */
+        struct tv_problem problem;
+        tv_problem_set(&problem, TV_OVERLOADED, NULL,
+                       "done, but too many wait for an answer so large: ask again");
+        problem.committed = !job->hold;
+        tv_sched_refuse(call, &problem);
+        return;
+    }
+    *together += body->bytes;
+    if (stored) {
+        tv_sched_reply_stored(call, http_status, body->data, body->bytes);
+    } else {
+        tv_sched_reply_replay(call, body->data, body->bytes);
+    }
+}
+
 void tv_sched_job_reply(struct job *job, int http_status, struct tv_buf *body)
 {
+    size_t together = 0;
     for (struct tv_call *call = job->twins; call != NULL; call = call->next) {
-        if (creates(job)) { /* no member of it says whose call it was */
-            tv_sched_reply_stored(call, http_status, body->data, body->bytes);
-        } else {
-            tv_sched_reply_replay(call, body->data, body->bytes);
-        }
+        /* no member of a create's or fork's says whose call it was */
+        reply_joined(job, call, creates(job), http_status, body, &together);
     }
     for (struct tv_call *call = job->watchers; call != NULL; call = call->next) {
-        tv_sched_reply_replay(call, body->data, body->bytes);
+        reply_joined(job, call, 0, http_status, body, &together);
     }
     tv_sched_reply_set(job->call, http_status, body);
 }

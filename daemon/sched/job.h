@@ -389,8 +389,10 @@ void tv_sched_job_fail(struct tv_sched *sched, struct job *job, enum tv_code cod
 void tv_sched_job_drop(struct tv_sched *sched, struct job *job, enum tv_code code, const char *text,
                        struct tv_call **ret_calls);
 
-/* With the lock: hand the answer to whoever asked first, and its replay to the others. */
+/* Hand the answer to whoever asked first, and its replay to the others, as far as there is room. */
 void tv_sched_job_reply(struct job *job, int http_status, struct tv_buf *body);
+/* May there be one more copy of an answer at once, beside copies of so many bytes? */
+int tv_sched_copy_room(const struct tv_sched *sched, size_t together);
 /* With the lock: the job lets go of all its calls, whose replies are set. */
 void tv_sched_job_let_go(struct job *job, struct tv_call **ret_calls);
 /* With the lock: the longest lease that its calls ask for; 0: none does. */

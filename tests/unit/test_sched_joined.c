@@ -118,6 +118,69 @@ static void an_explicit_default_rule_is_no_other_body(void **state)
     }
 }
 
+#define MANY 220
+
+static void assert_done_but_large(const struct tv_call *call)
+{
+    char text[64];
+    reply_text(call, "code", text, sizeof text);
+    assert_string_equal(text, "overloaded");
+    assert_reply(call, 503);
+    assert_int_equal(reply_flag(call, "committed"), 1);
+    assert_int_equal(call->reply.retry_after_s, 1);
+}
+
+/* Joining costs nothing, so copies of one answer are no more at once than a batch repeats. */
+static void copies_of_a_large_answer_are_bounded(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client running, client;
+    struct tv_call *calls[MANY], *watcher;
+    char body[2048];
+    int32_t refused = 0;
+    fixture->sched->limits.inline_bytes = 100000; /* nobody has called yet */
+    size_t most = TV_SCHED_REPLY_BYTES + 2 * fixture->sched->limits.inline_bytes;
+    client_open(fixture, &running, 5, "");
+    client_open(fixture, &client, 6, "");
+    client_chain(fixture, &client, 32, body, sizeof body);
+    body[strlen(body) - 1] = '\0';
+    struct tv_call *first = call_running(fixture, &running, 1);
+    for (int i = 0; i < MANY; i++) {
+        calls[i] = call_make(fixture, TV_CALL_VERIFY, client.id,
+                             "%s,\"want\":{\"logits\":{\"rows\":\"all\"}}}", body);
+        call_start(fixture, calls[i]);
+    }
+    watcher = call_make(fixture, TV_CALL_ROUND, client.id, NULL);
+    watcher->request.seq = 1;
+    watcher->request.wait_ms = 60000;
+    call_start(fixture, watcher);
+    call_release(fixture, first, 200);
+    assert_reply(call_wait(calls[0]), 200); /* its round, whoever joined it */
+    size_t bytes = calls[0]->reply.body.bytes;
+    int32_t fit = (int32_t)(most / bytes) + 1;
+    assert_in_range(fit, 2, MANY - 2);
+    for (int i = 1; i < MANY; i++) {
+        if (call_wait(calls[i])->reply.http_status != 200) {
+            assert_done_but_large(calls[i]);
+            refused++;
+        }
+    }
+    assert_in_range(MANY - 1 - refused, fit, fit + 1);
+    assert_done_but_large(call_wait(watcher));
+    call_free(watcher);
+    for (int i = 0; i < MANY; i++) {
+        call_free(calls[i]);
+    }
+    calls[0] = call_make(fixture, TV_CALL_VERIFY, client.id,
+                         "%s,\"want\":{\"logits\":{\"rows\":\"all\"}}}", body);
+    assert_int_equal(tv_sched_submit(fixture->sched, calls[0]), 0);
+    assert_reply(calls[0], 200);
+    assert_int_equal(reply_flag(calls[0], "replayed"), 1);
+    call_free(calls[0]);
+    client_advance(fixture, &client, 32);
+    client_check(fixture, &client);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
 int main(void)
@@ -126,6 +189,7 @@ int main(void)
         CASE(joined_calls_keep_their_own_fields),
         CASE(a_lease_of_who_joins_a_running_round),
         CASE(an_explicit_default_rule_is_no_other_body),
+        CASE(copies_of_a_large_answer_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
