@@ -6,6 +6,7 @@
 #include "args.h"
 
 #include <errno.h>
+#include <float.h>
 #include <limits.h>
 
 static int dtype_known(enum tv_dtype dtype)
@@ -151,7 +152,8 @@ int tv_args_verify_attn(const struct tv_verify_attn *args)
         return -EINVAL;
     }
     if (!dtype_kv(args->dtype) || !dtype_kv(args->out_dtype) || !page_size_known(args->page_size) ||
-        args->max_pages < 1 || args->kv_len_max < 1 || args->splits < 0 || args->splits > 64) {
+        args->max_pages < 1 || args->kv_len_max < 1 || args->splits < 0 || args->splits > 64 ||
+        !(args->softmax_scale > 0.0f && args->softmax_scale <= FLT_MAX)) {
         return -EINVAL;
     }
     for (int32_t b = 0; b < args->batch; b++) {

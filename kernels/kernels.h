@@ -41,7 +41,8 @@ extern "C" {
  * Rows: padded layout when row_start is NULL (request b owns rows b*q_len .. b*q_len + q_len - 1;
  * rows i >= node_count[b] are written out = 0, lse = -inf). Packed layout otherwise: request b's
  * node i is row row_start[b] + i of q, parents, out and lse, and no other row is touched.
- * Cache rows at or past prefix_len + node_count may hold NaN and do not matter.
+ * Cache rows at or past prefix_len + node_count may hold NaN and do not matter. The fast kernels of
+ * a device want q, kv_pages, out and workspace at multiples of 16 bytes.
  */
 struct tv_verify_attn {
     int32_t batch;             /* requests, >= 1 */
@@ -49,7 +50,7 @@ struct tv_verify_attn {
     int32_t heads;             /* 1 .. TV_HEADS_MAX */
     int32_t latent_dim;        /* 512 for fast kernels; any multiple of 8 for naive */
     int32_t rope_dim;          /* 64 for fast kernels */
-    float softmax_scale;       /* applied to q.k */
+    float softmax_scale;       /* applied to q.k; finite, > 0 */
     enum tv_dtype dtype;       /* of q and kv_pages: TV_F32 or TV_BF16 */
     enum tv_dtype out_dtype;   /* TV_F32 or TV_BF16 */
     const void *q;             /* device [rows, heads, latent + rope] */

@@ -7,6 +7,8 @@
  */
 #include "verify_attn.cuh"
 
+#include <cfloat>
+
 int tv_cuda_verify_attn_check_shape(const struct tv_verify_attn *a)
 {
     bool dtypes = (a->dtype == TV_F32 || a->dtype == TV_BF16) &&
@@ -28,7 +30,19 @@ int tv_cuda_verify_attn_check(const struct tv_verify_attn *a)
     bool pointers = a->q != NULL && a->kv_pages != NULL && a->page_table != NULL &&
                     a->prefix_len != NULL && a->node_count != NULL && a->parents != NULL &&
                     a->out != NULL && a->lse != NULL;
-    return pointers ? tv_cuda_verify_attn_check_shape(a) : -EINVAL;
+    bool scale = a->softmax_scale > 0.0f && a->softmax_scale <= FLT_MAX;
+    return pointers && scale ? tv_cuda_verify_attn_check_shape(a) : -EINVAL;
+}
+
+/* Whether a launch may load and store 16 bytes at a time: a fault of one that may not would take
+ * the whole context along. */
+static bool can_be_pieces(const struct tv_verify_attn *a, size_t workspace)
+{
+    uintptr_t all = (uintptr_t)a->q | (uintptr_t)a->kv_pages | (uintptr_t)a->out;
+    if (workspace > 0) {
+        all |= (uintptr_t)a->workspace;
+    }
+    return all % 16 == 0 && (workspace == 0 || a->workspace != NULL);
 }
 
 int tv_flash_prepare_kernel(const void *kernel, int32_t dynamic)
@@ -142,8 +156,12 @@ int tv_cuda_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
     if (args->latent_dim != TV_MLA_LATENT || args->rope_dim != TV_MLA_ROPE) {
         return -ENOTSUP;
     }
-    if (args->workspace_bytes < tv_cuda_verify_attn_workspace(k, args)) {
+    size_t workspace = tv_cuda_verify_attn_workspace(k, args);
+    if (args->workspace_bytes < workspace) {
         return -ENOSPC;
+    }
+    if (!can_be_pieces(args, workspace)) {
+        return -EINVAL;
     }
     const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
     struct tv_plan_bound bound = plan_bound(k, args);

@@ -6,6 +6,8 @@ Exit status: 0 when all passed, 1 otherwise, 77 without a device.
 """
 
 import argparse
+import ctypes
+import errno
 import sys
 
 import torch
@@ -179,6 +181,31 @@ def c_abi(library, dtype):
             report(f"{name} a small workspace is refused", True, str(reason))
 
 
+def refusals(library):
+    """What would fault, and take the context along, or means nothing: refused, and nothing written."""
+    kernels = Kernels(library)
+    case = Case(16, [3000, 5], [17, 4], seed=6)
+    a = kernels.arguments(*case.tensors(), **case.options())
+    out = torch.full((*case.q.shape[:-1], 512), 7.0, device="cuda")
+    lse = torch.full(case.q.shape[:-1], 7.0, device="cuda")
+    workspace = torch.full((kernels.workspace_bytes(a) + 16,), 7, device="cuda", dtype=torch.uint8)
+    a.out, a.lse = out.data_ptr(), lse.data_ptr()
+    a.workspace, a.workspace_bytes = workspace.data_ptr(), workspace.numel() - 16
+    wrong = [(name, getattr(a, name) + 4) for name in ("q", "kv_pages", "out", "workspace")]
+    wrong += [(name, None) for name in ("q", "kv_pages", "page_table", "out", "lse", "workspace")]
+    wrong += [("softmax_scale", scale) for scale in (0.0, -0.07, float("inf"), float("nan"))]
+    wrong += [("heads", 129), ("q_len", 1025), ("page_size", 48), ("splits", 65), ("kv_len_max", 1 << 30)]
+    for name, value in wrong:
+        right = getattr(a, name)
+        setattr(a, name, value)
+        result = kernels.run[False](kernels.table, ctypes.byref(a))
+        setattr(a, name, right)
+        torch.cuda.synchronize()
+        untouched = all(bool((x == 7).all()) for x in (out, lse, workspace))
+        text = "at 4 bytes behind a multiple of 16" if value == right + 4 else value
+        report(f"refused: {name} {text}", result == -errno.EINVAL and untouched, f"{result}")
+
+
 def big(kernels):
     for dtype in (torch.bfloat16, torch.float32):
         # 2^31 elements are 58,255 pages of 64 rows: the session sits above them
@@ -213,6 +240,7 @@ def main():
         for dtype in FLASH:
             head_counts(kernels, dtype)
             c_abi(args.library, dtype)
+        refusals(args.library)
         big(kernels)
     torch.cuda.synchronize()
     print(f"# {len(failures)} failed")

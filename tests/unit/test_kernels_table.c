@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -275,6 +276,12 @@ static void test_attention_refuses(void **state)
     attn_init(&f, kv, 2, 0);
     f.args.page_size = 1;
     assert_int_equal(attn_run(k, &f), -EINVAL);
+    static const float scales[] = {0.0f, -0.07f, INFINITY, NAN};
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
+        attn_init(&f, kv, 2, 0);
+        f.args.softmax_scale = scales[i];
+        assert_int_equal(attn_run(k, &f), -EINVAL);
+    }
     attn_init(&f, kv, 2, 0);
     f.args.workspace = kv;
     f.args.workspace_bytes = 8;
