@@ -144,8 +144,9 @@ __global__ void __launch_bounds__(WAYS * 32, 2)
     int32_t request = (int32_t)blockIdx.y, index = (int32_t)blockIdx.x;
     ptx_launch_dependents();
     /* The kernel before lets this one start when its own wait is over: what a request is like may
-     * be read already, partial sums may not. */
+     * be read already (launch.cuh), partial sums may not. */
     if (threadIdx.x == 0) {
+        ptx_fence_device();
         plan = tv_plan_request(p.device, p.node_count[request], p.heads, p.prefix_len[request]);
     }
     __syncthreads();
@@ -153,9 +154,9 @@ __global__ void __launch_bounds__(WAYS * 32, 2)
     int32_t row = FORM == FORM_ROW ? index : index / SLICES;
     int32_t slice = FORM == FORM_ROW ? 0 : index % SLICES;
     struct row_splits r = row_locate(p, plan, request, row, slice, lane);
-    int64_t base = p.row_start != NULL ? p.row_start[request] : (int64_t)request * p.q_len;
     /* Every block waits, also one without a row: who comes next trusts that this launch did. */
     ptx_wait_dependence();
+    int64_t base = p.row_start != NULL ? p.row_start[request] : (int64_t)request * p.q_len;
     if (row >= plan.rows || r.splits == 1) {
         return;
     }
