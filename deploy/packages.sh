@@ -10,6 +10,9 @@ tv_packages_build="gcc libc6-dev pkgconf meson ninja-build
 tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3-yaml python3-httpx python3-venv
     python3-setuptools python3-wheel python3-matplotlib openssl
     mypy clang-format-14 clang-14 libclang-rt-14-dev binutils mandoc haproxy"
+# of PyPI: the bundled drafter's runtime, the linter; without what it depends on, which the tests do not use
+tv_python_test="onnxruntime==1.32.0 ruff==0.17.6"
+tv_python_test_alone="tokenizers==0.23.3"
 # beside those of the build, for deploy/package.sh and for the test of what it makes
 tv_packages_package="build-essential debhelper dh-python fakeroot python3-all pybuild-plugin-pyproject
     python3-setuptools python3-wheel lintian mmdebstrap"

@@ -75,6 +75,17 @@ if ! tv_packages_install $tv_packages_build $tv_packages_test $tv_packages_packa
     failed_builds=$((failed_builds + 1))
 fi
 mkdir -p build
+# what Debian does not have, from PyPI in a folder of its own; its tests are skipped where it cannot be had
+extras=$PWD/build/extras
+if [ ! -e "$extras/complete" ]; then
+    python3 -m venv --system-site-packages "$extras" &&
+        timeout 300 "$extras/bin/pip" install --quiet --disable-pip-version-check $tv_python_test &&
+        timeout 60 "$extras/bin/pip" install --quiet --disable-pip-version-check --no-deps $tv_python_test_alone &&
+        touch "$extras/complete" || echo "not from PyPI: $tv_python_test $tv_python_test_alone"
+fi
+PYTHONPATH=$("$extras/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+PATH="$PATH:$extras/bin"
+export PYTHONPATH
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0
 export TSAN_OPTIONS=halt_on_error=1

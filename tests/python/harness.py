@@ -35,7 +35,8 @@ GREEDY = Sampling(rule="greedy")
 SEEDED = Sampling(temperature=0.8, top_p=0.95, seed=1234567890123456789)
 SEED = int(os.environ.get("TV_TEST_SEED", "20261129"))
 QUICK = Retry(attempts=30, total_s=60.0, base_s=0.001, cap_s=0.05)
-PACKAGE_ENV = dict(os.environ, PYTHONPATH=os.path.join(ROOT, "clients", "python", "src"))
+PACKAGE_PATH = [os.path.join(ROOT, "clients", "python", "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+PACKAGE_ENV = dict(os.environ, PYTHONPATH=os.pathsep.join(PACKAGE_PATH))
 
 
 def prompts(count, length=120):
