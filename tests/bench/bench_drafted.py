@@ -127,8 +127,9 @@ def main():
                       f"{row['tokens_a_round']:.2f} a round, {outside[name]:.2f} ms of it not the server's", flush=True)
         if args.also:
             other = ends.enter_context(Daemon(args.daemon, args.model, "--backend", args.also, env={"TREEVERIFY_POISON": "off"}))
-            client, parted = other.client(), 0
-            noise = 0.05
+            client, own, parted = other.client(), daemon.client(), 0
+            noise = 2 * max(end.get("/v1/model")["noise"] for end in (client, own))  # as tests/parity judges texts
+            own.close()
             drafted = [name for name in ways if name != "one token at a time"][-1]
             for number, prompt in enumerate(prompts):
                 there = generate(args, f"http://{other.host}:{other.port}", prompt, *ways[drafted])["tokens"]
