@@ -29,6 +29,7 @@
 #define CONNECTION_BYTES      (32u << 10)
 #define ADMIN_CONNECTIONS_MAX 256
 #define PER_ADDRESS_DEFAULT   64
+#define ACCEPT_REST_NS        (50L * 1000 * 1000)
 
 /* A numeric address or "localhost" (IPv4) as a socket address. */
 static int resolve(const char *host, int32_t port, struct sockaddr_storage *ret, socklen_t *ret_len)
@@ -157,14 +158,31 @@ int tv_http_probe(const struct tv_config *config, const struct tv_http_sockets *
     return rc;
 }
 
-/* What libmicrohttpd says goes to the log, as detail: its lines are about single connections. */
+/*
+ * What libmicrohttpd says goes to the log, as detail: its lines are about single connections. Its
+ * line "Hit process or system resource limit at ..." (daemon.c, MHD_accept_connection, 0.9.75 and
+ * 1.0) says that a connection waits which no descriptor or memory is left for. A thread that has
+ * connections then accepts none until one of them ends; a thread WITHOUT any says "at FIRST
+ * connection" and tries again at once, for ever, with a whole processor. It rests here: nobody is
+ * served by it.
+ */
 static void library_log(void *context, const char *format, va_list arguments)
 {
+    const struct timespec rest = {.tv_nsec = ACCEPT_REST_NS};
     char text[256];
     (void)context;
-    if (vsnprintf(text, sizeof text, format, arguments) > 0) {
-        text[strcspn(text, "\n")] = '\0';
+    if (vsnprintf(text, sizeof text, format, arguments) <= 0) {
+        return;
+    }
+    text[strcspn(text, "\n")] = '\0';
+    if (strstr(text, "system resource limit") == NULL) {
         tv_log(TV_LOG_DEBUG, "http library: %s", text);
+        return;
+    }
+    tv_log(TV_LOG_WARNING,
+           "http: descriptors or memory for connections are used up; new ones wait");
+    if (strstr(text, "FIRST connection") != NULL) {
+        (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &rest, NULL);
     }
 }
 

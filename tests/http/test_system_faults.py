@@ -60,23 +60,38 @@ class SystemFaultsTest(unittest.TestCase):
         self.assertEqual(answer.status, 200, answer.body)
         return dict(state, **answer.json)
 
+    def used_up(self, daemon):
+        """Connections that nobody uses, until no descriptor is left."""
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+        crowd = [daemon.connect() for _ in range(2 * DESCRIPTORS)]
+        for sock in crowd:
+            self.addCleanup(sock.close)
+        wait_until(lambda: daemon.fds() == DESCRIPTORS, 10, "all descriptors in use")
+        return crowd
+
+    def assert_rests(self, daemon, meanwhile):
+        spent, start = daemon.cpu_s(), time.monotonic()
+        while time.monotonic() - start < WATCH_S:
+            meanwhile()
+            time.sleep(0.1)
+        share = (daemon.cpu_s() - spent) / (time.monotonic() - start)
+        print(f"{share:.3f} of a processor without descriptors")
+        self.assertLess(share, 0.1)
+
     def test_f10_descriptors_are_used_up(self):
         """Who is there is served, who comes waits, the processor rests; and all is well when some leave."""
         with FixedDaemon("--drain-grace-s", "0") as daemon:
             caller, probe = self.caller(daemon), self.caller(daemon, admin=True)
             state = caller.session()
             self.assertEqual(probe.call("GET", "/healthz").status, 200)
-            resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-            crowd = [daemon.connect() for _ in range(2 * DESCRIPTORS)]
-            wait_until(lambda: daemon.fds() == DESCRIPTORS, 10, "all descriptors in use")
-            spent, start = daemon.cpu_s(), time.monotonic()
-            while time.monotonic() - start < WATCH_S:
+            crowd = self.used_up(daemon)
+
+            def served():
+                nonlocal state
                 state = self.moved(caller, state)
                 self.assertEqual(probe.call("GET", "/healthz").status, 200)
-                time.sleep(0.1)
-            share = (daemon.cpu_s() - spent) / (time.monotonic() - start)
-            print(f"{share:.3f} of a processor without descriptors")
-            self.assertLess(share, 0.1)
+
+            self.assert_rests(daemon, served)
             for sock in crowd:
                 sock.close()
             late = self.caller(daemon)
@@ -84,6 +99,26 @@ class SystemFaultsTest(unittest.TestCase):
             self.moved(caller, state)
             wait_until(lambda: daemon.fds() < DESCRIPTORS // 2, 10, "descriptors back")
             self.assertEqual(daemon.stop(), 0)
+
+    def test_f10_a_listener_without_connections(self):
+        """A thread that has none has nothing to wait for but descriptors: it rests too, and serves when there are some."""
+        with FixedDaemon("--drain-grace-s", "0") as daemon:
+            caller = self.caller(daemon)
+            state = caller.session()
+            crowd = self.used_up(daemon)
+            crowd.append(daemon.connect(admin=True))
+            self.addCleanup(crowd[-1].close)
+
+            def served():
+                nonlocal state
+                state = self.moved(caller, state)
+
+            self.assert_rests(daemon, served)
+            for sock in crowd:
+                sock.close()
+            self.assertEqual(self.caller(daemon, admin=True).call("GET", "/healthz").status, 200)
+            self.assertEqual(daemon.stop(), 0)
+            self.assertIn("are used up; new ones wait", daemon.text())
 
     def test_f11_threads_cannot_be_made(self):
         """Each thread of a start in turn: exit 71 before anybody is told that it listens."""
