@@ -319,7 +319,7 @@ int tv_client_send(struct tv_client_session *session, const int32_t *tokens, con
         session->ahead->first = flight;
         session->state.under_way = 1;
     }
-    return error;
+    return tv_client_end(error, ret_problem);
 }
 
 /* Tokens from below node 0 down to leaf are pushed behind the pending one: the text that the
@@ -436,7 +436,7 @@ int tv_client_send_if(struct tv_client_session *session, const struct tv_client_
         session->ahead->second = flight;
         session->state.under_way = 2;
     }
-    return error;
+    return tv_client_end(error, ret_problem);
 }
 
 /* --- receiving -----------------------------------------------------------------------------------
@@ -567,5 +567,5 @@ int tv_client_receive(struct tv_client_session *session, struct tv_client_round 
         return error;
     }
     *ret_round = round;
-    return 0;
+    return tv_client_end(0, ret_problem);
 }

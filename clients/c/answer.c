@@ -19,6 +19,14 @@ void tv_client_problem_set(struct tv_client_problem *problem, const char *format
     va_end(args);
 }
 
+int tv_client_end(int error, struct tv_client_problem *ret_problem)
+{
+    if (error == 0) {
+        *ret_problem = (struct tv_client_problem){.node = -1, .committed = -1};
+    }
+    return error;
+}
+
 int tv_client_not_the_contract(const char *what, struct tv_client_problem *ret_problem)
 {
     tv_client_problem_set(ret_problem, "the server's answer does not follow the contract: %s",

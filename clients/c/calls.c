@@ -6,6 +6,8 @@
 
 #include "clients/c/internal.h"
 
+#define METHOD_BYTES_MAX 16
+
 /* An exchange whose refusal's document nobody wants; *ret_answer only with 0. */
 static int ask(struct tv_client *client, const struct tv_client_call *call,
                struct tv_client_answer *ret_answer, struct tv_client_problem *ret_problem)
@@ -17,6 +19,21 @@ static int ask(struct tv_client *client, const struct tv_client_call *call,
         return error;
     }
     *ret_answer = answer;
+    return tv_client_end(0, ret_problem);
+}
+
+/* Of either nothing is sent that would be more than itself: no line break, no other argument. */
+static int check_target(const char *method, const char *path)
+{
+    size_t letters = strspn(method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
+    if (letters == 0 || letters > METHOD_BYTES_MAX || method[letters] != '\0' || path[0] != '/') {
+        return -EINVAL;
+    }
+    for (const unsigned char *at = (const unsigned char *)path; *at != '\0'; at++) {
+        if (*at <= 0x20 || *at >= 0x7f || *at == '#') {
+            return -EINVAL;
+        }
+    }
     return 0;
 }
 
@@ -29,8 +46,9 @@ int tv_client_request(struct tv_client *client, const char *method, const char *
                                         .body = body,
                                         .body_bytes = body_bytes,
                                         .reading = TV_CLIENT_PLAIN};
-    if (path[0] != '/') {
-        tv_client_problem_set(ret_problem, "a path begins with /");
+    if (check_target(method, path) != 0) {
+        tv_client_problem_set(ret_problem, "a method is of capital letters; a path begins with / "
+                                           "and has neither blanks nor # nor bytes above 0x7e");
         return -EINVAL;
     }
     return ask(client, &call, ret_answer, ret_problem);

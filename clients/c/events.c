@@ -74,7 +74,7 @@ int tv_client_events_open(const struct tv_client *client, const char *id, int32_
     events->started_ms = now_ms();
     tv_buf_init(&events->text, EVENT_BYTES_MAX);
     *ret_events = events;
-    return 0;
+    return tv_client_end(0, ret_problem);
 fail:
     tv_client_events_close(events);
     tv_client_problem_set(ret_problem, "out of memory");
@@ -300,7 +300,7 @@ int tv_client_events_next(struct tv_client_events *events, int32_t wait_ms,
     for (int first = 1;; first = 0) {
         int found = give(events, ret_event, ret_problem);
         if (found != 0) {
-            return found == 1 ? 0 : found;
+            return found == 1 ? tv_client_end(0, ret_problem) : found;
         }
         if (events->over) {
             tv_client_problem_set(ret_problem, "the stream has ended");

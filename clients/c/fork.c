@@ -131,5 +131,5 @@ int tv_client_fork(struct tv_client_session *session, int32_t len, const char *s
         return error;
     }
     *ret_session = child;
-    return 0;
+    return tv_client_end(0, ret_problem);
 }

@@ -104,7 +104,7 @@ void tv_client_options_init(struct tv_client_options *ret_options)
     };
 }
 
-/* Scheme, host and port are curl's to judge; a path, query or fragment of ours would be lost. */
+/* Host and port are curl's to judge; a path, query or fragment of ours would be lost. */
 static int check_url(const char *url)
 {
     const char *host;
@@ -120,7 +120,13 @@ static int check_url(const char *url)
     if (host_bytes == 0 || (strcmp(rest, "") != 0 && strcmp(rest, "/") != 0)) {
         return -EINVAL;
     }
-    return 0;
+    CURLU *parts = curl_url();
+    if (parts == NULL) {
+        return -ENOMEM;
+    }
+    CURLUcode code = curl_url_set(parts, CURLUPART_URL, url, 0);
+    curl_url_cleanup(parts);
+    return code == CURLUE_OK ? 0 : code == CURLUE_OUT_OF_MEMORY ? -ENOMEM : -EINVAL;
 }
 
 /* A secret that would end the header, or that no server takes, is refused. */
@@ -137,11 +143,14 @@ static int check_key(const char *key)
 
 int tv_client_create(const struct tv_client_options *options, struct tv_client **ret_client)
 {
-    if (options->url == NULL || check_url(options->url) != 0 ||
-        strlen(options->url) >= URL_BYTES_MAX || options->connect_ms < 1 ||
+    if (options->url == NULL || strlen(options->url) >= URL_BYTES_MAX || options->connect_ms < 1 ||
         options->attempt_ms < 1 || options->total_ms < 1 || options->retries_max < 0 ||
         options->backoff_ms < 1 || (options->key != NULL && check_key(options->key) != 0)) {
         return -EINVAL;
+    }
+    int error = check_url(options->url);
+    if (error != 0) {
+        return error;
     }
     struct tv_client *client = calloc(1, sizeof(*client));
     if (client == NULL) {

@@ -68,6 +68,8 @@ int64_t tv_client_now_us(void);
 /* Empty problem with a printf-style detail; committed -1, node -1. */
 void tv_client_problem_set(struct tv_client_problem *problem, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+/* The end of a public call: a success leaves nothing of what was met on the way. Returns error. */
+int tv_client_end(int error, struct tv_client_problem *ret_problem);
 /* Map a problem document; members that are absent or of another type keep their defaults. */
 void tv_client_problem_read(const struct tv_json *doc, int32_t http_status,
                             struct tv_client_problem *ret_problem);

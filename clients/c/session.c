@@ -408,7 +408,7 @@ out:
         return error;
     }
     *ret_session = session;
-    return 0;
+    return tv_client_end(0, ret_problem);
 }
 
 void tv_client_session_destroy(struct tv_client_session *session)
@@ -438,7 +438,7 @@ int tv_client_session_delete(struct tv_client_session *session,
         error = tv_client_not_the_contract("DELETE answers 204", ret_problem);
     }
     tv_client_answer_finish(&answer);
-    return error;
+    return tv_client_end(error, ret_problem);
 }
 
 /* The tokens that a state stands for, of those here and its tail: into *ret_tokens [length],

@@ -21,7 +21,8 @@
  *   -EINVAL           an argument out of range
  *   -EBUSY            rounds sent ahead are under way: receive them first
  *   -ENOMEM
- * On any failure ret_problem->detail says in words what happened, and other outputs are untouched.
+ * On any failure ret_problem->detail says in words what happened, and other outputs are untouched;
+ * after a success the problem is empty.
  *
  * Retries: a call whose connection is lost, and one refused with "retryable": true, is sent again
  * unchanged (a numbered round with the same seq, so the server answers it once) after a growing
@@ -252,8 +253,10 @@ TV_CLIENT_API int tv_client_create(const struct tv_client_options *options,
 /* NULL is fine. The client's sessions are destroyed before. */
 TV_CLIENT_API void tv_client_destroy(struct tv_client *client);
 
-/* Any call with a JSON answer. body may be NULL (then no body is sent). A status of 400 and more is
- * -EPROTO, but for plain JSON that is no problem document (the probes answer 503 that way). */
+/* Any call with a JSON answer. method: 1 to 16 capital letters; path: "/" and more, a query with
+ * it, as a URL has it (no blanks, no "#", ASCII). body may be NULL (then no body is sent). A status
+ * of 400 and more is -EPROTO, but for plain JSON that is no problem document (the probes answer 503
+ * that way). */
 TV_CLIENT_API int tv_client_request(struct tv_client *client, const char *method, const char *path,
                                     const char *body, size_t body_bytes,
                                     struct tv_client_answer *ret_answer,

@@ -24,7 +24,7 @@ static int run(struct tv_client_session *session, struct tv_client_ask *ask,
     } else if (error == 0) {
         tv_client_round_finish(&round);
     }
-    return error;
+    return tv_client_end(error, ret_problem);
 }
 
 int tv_client_check_tree(const int32_t *tokens, const int32_t *parents, int32_t count,

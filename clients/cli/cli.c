@@ -9,8 +9,10 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define READ_STEP          65536
+#define KEY_BYTES_MAX      256 /* that a header has room for */
 #define KEY_FILE_BYTES_MAX 4096
 
 void tv_cli_init(struct tv_cli *ret_cli)
@@ -99,6 +101,18 @@ int tv_cli_parse_real(const char *text, double lo, double hi, double *ret)
     return 0;
 }
 
+/* Whether a header can carry it: the library takes nothing else. */
+static int is_key(const char *text)
+{
+    size_t bytes = strlen(text);
+    for (size_t i = 0; i < bytes; i++) {
+        if (text[i] <= 0x20 || text[i] >= 0x7f) {
+            return 0;
+        }
+    }
+    return bytes > 0 && bytes <= KEY_BYTES_MAX;
+}
+
 /* The first line of the file. TV_CLI_OK, or the exit code after saying why. */
 static int read_key(const char *path, char **ret_key)
 {
@@ -116,6 +130,12 @@ static int read_key(const char *path, char **ret_key)
             return TV_CLI_MEMORY;
         }
         key[end] = '\0';
+        if (!is_key(key)) {
+            explicit_bzero(key, bytes);
+            free(key);
+            (void)fprintf(stderr, "treeverify: %s: its first line is no key\n", path);
+            return TV_CLI_NO_INPUT;
+        }
         *ret_key = key;
     }
     return code;
@@ -128,6 +148,10 @@ static int connect_with(const struct tv_cli *cli, struct tv_client_options optio
     options.url = cli->url;
     options.ca_file = cli->ca_file;
     char *key = NULL;
+    if (cli->ca_file != NULL && access(cli->ca_file, R_OK) != 0) {
+        (void)fprintf(stderr, "treeverify: %s: %s\n", cli->ca_file, strerror(errno));
+        return TV_CLI_NO_INPUT;
+    }
     if (cli->key_file != NULL) {
         int code = read_key(cli->key_file, &key);
         if (code != TV_CLI_OK) {
@@ -139,10 +163,6 @@ static int connect_with(const struct tv_cli *cli, struct tv_client_options optio
     if (key != NULL) {
         explicit_bzero(key, strlen(key));
         free(key);
-    }
-    if (error == -EINVAL && cli->key_file != NULL) {
-        return tv_cli_usage("'%.200s' is not http(s)://HOST:PORT, or %.200s has no key", cli->url,
-                            cli->key_file);
     }
     if (error == -EINVAL) {
         return tv_cli_usage("'%.200s' is not http(s)://HOST:PORT", cli->url);

@@ -105,7 +105,8 @@ class Cli(unittest.TestCase):
         secret = "a-secret-of-the-command-line"
         with tempfile.TemporaryDirectory() as folder:
             keys, own, other, none = (os.path.join(folder, name) for name in ("keys", "own", "other", "none"))
-            for path, text in ((keys, f"cli:verify:{secret}\n"), (own, secret + "\n"), (other, "x" * 20), (none, "\n")):
+            texts = ((keys, f"cli:verify:{secret}\n"), (own, secret + "\n"), (other, "x" * 20), (none, "\n"))
+            for path, text in texts:
                 with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
                     file.write(text)
             with Daemon(SERVER, MODEL, "--api-key-file", keys) as daemon:
@@ -115,9 +116,26 @@ class Cli(unittest.TestCase):
                     for arguments in ((), ("--key-file", other)):
                         _, error = self.run_client("parity", *arguments, url=proxy.url, code=76)
                         self.assertIn("unauthenticated", error)
-                    self.run_client("parity", "--key-file", none, url=proxy.url, code=64)
+                    _, error = self.run_client("parity", "--key-file", none, url=proxy.url, code=66)
+                    self.assertIn("its first line is no key", error)
                 finally:
                     proxy.close()
+
+    @in_turn
+    def test_files_of_keys(self):
+        """Exit code 66 is for every file that has not what it should have, before anything is sent."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "key")
+            for text in (b"", b"\n", b"two words\n", b"\xc3\xa9" * 9, b"tab\tbed\n", b"k" * 257, b"\0" * 20, b"k" * 5000):
+                with open(path, "wb") as file:
+                    file.write(text)
+                _, error = self.run_client("health", "--key-file", path, url="http://127.0.0.1:1", code=66)
+                self.assertIn(path, error)
+            for missing in (folder, os.path.join(folder, "none")):
+                _, error = self.run_client("health", "--key-file", missing, url="http://127.0.0.1:1", code=66)
+                self.assertIn(missing, error)
+            _, error = self.run_client("health", "--cacert", path + "none", url="https://127.0.0.1:1", code=66)
+            self.assertIn(path + "none", error)
 
     @in_turn
     def test_usage(self):
@@ -126,6 +144,7 @@ class Cli(unittest.TestCase):
         self.run_client("health", "extra", code=64)
         self.run_client("health", "--no-such-option", code=64)
         self.run_client("health", "--url", "ftp://x", code=64)
+        self.run_client("health", "--url", "http://[::1", code=64)
         self.run_client("health", "--key-file", "/nonexistent/key", code=66)
         self.run_client("generate", code=64)
         self.run_client("generate", "", code=64)

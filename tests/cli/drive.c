@@ -269,6 +269,8 @@ static int call(const char *name, struct leash *leash, struct tv_client_round *r
     if (strcmp(name, "swap") == 0) {
         leash->session = leash->other;
         leash->other = session;
+        *problem =
+            (struct tv_client_problem){.node = -1, .committed = -1}; /* no call of the library */
         return 0;
     }
     return strcmp(name, "delete") == 0 ? tv_client_session_delete(session, problem)
@@ -328,14 +330,16 @@ int main(int argc, char **argv)
     }
     while (fgets(line, sizeof(line), stdin) != NULL) {
         struct tv_client_round round = {0};
-        struct tv_client_problem problem = {.detail = ""};
+        struct tv_client_problem problem = {.detail = "of an earlier call"};
         const char *name = strtok(line, " \n");
         int error = call(name != NULL ? name : "", &leash, &round, &problem);
-        (void)printf("{\"error\":%d,\"code\":\"%s\",\"recovered\":%d,\"replayed\":%d,\"attempts\":%"
-                     "d,\"held\":%d,"
-                     "\"guess\":%d",
-                     error, error != 0 ? problem.code : "", (int)round.recovered,
-                     (int)round.replayed, (int)round.attempts, (int)round.held, (int)round.guess);
+        int said = problem.detail[0] != '\0' || problem.code[0] != '\0' ||
+                   problem.pointer[0] != '\0' || problem.http_status != 0 || problem.node >= 0 ||
+                   problem.committed >= 0;
+        (void)printf("{\"error\":%d,\"code\":\"%s\",\"said\":%d,\"recovered\":%d,\"replayed\":%d,"
+                     "\"attempts\":%d,\"held\":%d,\"guess\":%d",
+                     error, problem.code, said, (int)round.recovered, (int)round.replayed,
+                     (int)round.attempts, (int)round.held, (int)round.guess);
         print_ints("nodes", round.nodes, round.node_count);
         print_ints("new", round.tokens, round.token_count);
         if (round.row_count > 0) {

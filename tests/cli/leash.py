@@ -59,6 +59,7 @@ class Drive:
         answer = json.loads(self.process.stdout.readline())
         allowed = error if isinstance(error, tuple) else (error,)
         assert answer["error"] in allowed, (words, answer["error"], answer["code"])
+        assert answer["said"] == (answer["error"] != 0), (words, answer)  # a problem has words, a success has none
         return answer
 
     def create(self, prompt, sampling=GREEDY, max_len=0):

@@ -36,7 +36,10 @@ class Http:
             parts = httpx.URL(url)
         except httpx.InvalidURL as error:
             raise ValueError(f"{url!r}: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.host or parts.path not in ("", "/") or parts.query:
+        if (
+            parts.scheme not in ("http", "https") or not parts.host or (parts.port or 80) > 65535 or parts.userinfo
+            or parts.path not in ("", "/") or parts.query or parts.fragment
+        ):
             raise ValueError(f"{url!r}: http://HOST:PORT without a path is needed")
         self.url = str(parts).rstrip("/")
         self.timeout_s, self.connect_s = timeout_s, connect_s
