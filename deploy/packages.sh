@@ -7,7 +7,7 @@ tv_packages_build="gcc libc6-dev pkgconf meson ninja-build
     libmicrohttpd-dev libcjson-dev nettle-dev libinih-dev libcurl4-gnutls-dev libsystemd-dev
     libgnutls28-dev
     curl" # curl: the README's requests by hand
-tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3-yaml python3-httpx python3-venv
+tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3-yaml python3-httpx python3-pytest python3-venv
     python3-setuptools python3-wheel python3-matplotlib openssl
     mypy clang-format-14 clang-14 libclang-rt-14-dev binutils mandoc haproxy"
 # of PyPI: the bundled drafter's runtime, the linter; without what it depends on, which the tests do not use

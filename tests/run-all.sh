@@ -57,9 +57,11 @@ for path in sys.argv[2:]:
         test = json.loads(line)
         if test["result"] in ("OK", "EXPECTEDFAIL"):
             passed += 1
-            parts = re.search(r"OK \(skipped=(\d+)\)", test.get("stderr") or test.get("stdout") or "")
+            # the last lines of unittest ("OK (skipped=2)") and of pytest ("5 passed, 2 skipped in 1.20s")
+            said = (test.get("stdout") or "") + "\n" + (test.get("stderr") or "")
+            parts = re.search(r"^OK \(skipped=(\d+)\)$|^\d+ passed, (\d+) skipped\b.* in [0-9.]+s", said, re.M)
             if parts:
-                print(f"skipped: {path.split('/')[1]}: {parts[1]} of the parts of {test['name']}")
+                print(f"skipped: {path.split('/')[1]}: {parts[1] or parts[2]} of the parts of {test['name']}")
         elif test["result"] in ("SKIP", "IGNORED"):
             skipped += 1
             print(f"skipped: {path.split('/')[1]}: {test['name']}")

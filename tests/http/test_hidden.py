@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 import mla  # noqa: E402
-import safetensors  # noqa: E402
+import tensors  # noqa: E402
 from daemon import Daemon, Problem, Session  # noqa: E402
 
 PROGRAM = os.environ["TREEVERIFYD"]
@@ -92,7 +92,7 @@ class ValuesTest(unittest.TestCase):
 
     def check_model(self, name):
         model = mla.Model(os.path.join(MODELS, name))
-        refs = safetensors.load(os.path.join(MODELS, name, "refs.safetensors"))
+        refs = tensors.load(os.path.join(MODELS, name, "refs.safetensors"))
         tokens = refs["seq_tokens"][:100].tolist()
         want = model.streams(tokens)
         difference = np.abs(model.logits(want[-1]) - refs["seq_logits"][:100]).max()
@@ -132,14 +132,14 @@ class HiddenTest(unittest.TestCase):
         generator = np.random.default_rng(5)
         cls.matrix = (generator.normal(size=(40, len(TAPS) * HIDDEN)) / 8).astype("<f4")
         path = os.path.join(cls.folder.name, "drafter.safetensors")
-        safetensors.save(path, {"norm.weight": np.ones(8, "<f4"), "fc.weight": cls.matrix})
+        tensors.save(path, {"norm.weight": np.ones(8, "<f4"), "fc.weight": cls.matrix})
         cls.daemon = Daemon(
             PROGRAM, os.path.join(MODELS, "v3"), "--threads", "2", "--page-size", "16", "--inline-bytes", "200000",
             "--taps", ",".join(map(str, TAPS)), "--taps-projection", path,
         )
         cls.daemon.__enter__()
         cls.client = cls.daemon.client()
-        refs = safetensors.load(os.path.join(MODELS, "v3", "refs.safetensors"))
+        refs = tensors.load(os.path.join(MODELS, "v3", "refs.safetensors"))
         cls.prompt = refs["seq_tokens"][:90].tolist()
         cls.drafts = refs["tree_random_tokens"][1:24].tolist()
         cls.parents = refs["tree_random_parents"][1:24].tolist()
@@ -428,7 +428,7 @@ class StartTest(unittest.TestCase):
                 ("infinite", {"fc.weight": np.full((4, 64), np.inf, "<f4")}),
             ):
                 paths[name] = os.path.join(folder, name)
-                safetensors.save(paths[name], arrays)
+                tensors.save(paths[name], arrays)
             paths["none"] = os.path.join(folder, "nothing-there")
             paths["text"] = __file__
             for options, text in (

@@ -13,7 +13,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 import mla  # noqa: E402
-import safetensors  # noqa: E402
+import tensors  # noqa: E402
 from daemon import Daemon  # noqa: E402
 
 EXIT_FAULT = 70
@@ -49,7 +49,7 @@ def write(folder, rows):
         bring_together(model, at, row)
     shutil.copy(os.path.join(SOURCE, "config.json"), folder)
     arrays = {name: np.ascontiguousarray(values, "<f4") for name, values in model.weights.items()}
-    safetensors.save(os.path.join(folder, "model.safetensors"), arrays)
+    tensors.save(os.path.join(folder, "model.safetensors"), arrays)
 
 
 class UndecidedTest(unittest.TestCase):

@@ -11,7 +11,7 @@ import unittest
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-import safetensors  # noqa: E402
+import tensors  # noqa: E402
 from daemon import Daemon, floats  # noqa: E402
 
 PROGRAM = os.environ["TREEVERIFYD"]
@@ -48,7 +48,7 @@ class VariantsTest(unittest.TestCase):
             folder = os.path.join(VARIANTS, name)
             with self.subTest(name), Daemon(PROGRAM, folder, "--threads", "1", "--kv-dtype", "f32") as daemon:
                 client = daemon.client()
-                self.logits_check(client, safetensors.load(os.path.join(folder, "refs.safetensors")))
+                self.logits_check(client, tensors.load(os.path.join(folder, "refs.safetensors")))
                 self.assertTrue(client.post("/v1/parity", {})["ok"])
                 client.close()
 

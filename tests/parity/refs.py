@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 import draw
-import safetensors
+import tensors
 from daemon import Daemon, Session, floats
 
 CHAIN_NODES = 64
@@ -226,7 +226,7 @@ def main():
     for name in args.names.split(","):
         folder = os.path.join(args.models, name)
         report.bf16 = BF16.get(name, (2, 0, 0, 2)) if args.kv_dtype == "bf16" else None
-        refs = safetensors.load(os.path.join(folder, "refs.safetensors"))
+        refs = tensors.load(os.path.join(folder, "refs.safetensors"))
         for page in args.page_sizes.split(","):
             label = f"{name} page {page}"
             options = ["--page-size", page, "--backend", args.backend, "--kv-dtype", args.kv_dtype, "--poison", "--prefix-cache", "off"]

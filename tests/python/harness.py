@@ -1,26 +1,22 @@
-"""What the tests of the Python client share: the package on the path, a daemon, a proxy that loses answers, prompts.
+"""What the tests of the Python client share: a daemon, a proxy that loses answers, prompts.
 
-A test that needs httpx is skipped (77) where the package is missing. TV_TEST_SCALE below 1 shortens loops.
+pytest runs them: `cd clients/python && pytest`, one file or all. Without TREEVERIFYD in the environment (Meson sets it) the
+daemon is that of build/. Where httpx is missing they are skipped (conftest.py). TV_TEST_SCALE below 1 shortens loops.
 """
 
 import io
 import json
 import os
 import random
-import sys
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(ROOT, "clients", "python", "src"))
-sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
 
-SKIP = 77
 try:
     import httpx
 except ImportError:
-    print("httpx is not installed")
-    sys.exit(SKIP)
+    raise unittest.SkipTest("httpx is not installed") from None
 
 import proxy
 from daemon import Daemon
@@ -28,7 +24,7 @@ from daemon import Daemon
 from treeverify import Client, Retry, Sampling
 
 SCALE = float(os.environ.get("TV_TEST_SCALE", "1"))
-SERVER = os.environ.get("TREEVERIFYD", "")
+SERVER = os.environ.get("TREEVERIFYD") or os.path.join(ROOT, "build", "daemon", "treeverifyd")
 MODEL = os.path.join(ROOT, "tests", "models", "kjv-mla-8m")
 STORE = os.path.join(ROOT, "clients", "cli", "data", "kjv-store.txt")
 GREEDY = Sampling(rule="greedy")
@@ -164,7 +160,3 @@ class FlakyProxy(proxy.ContractProxy):
     @property
     def fates(self):
         return self.server.fates
-
-
-def main():
-    unittest.main(verbosity=2)

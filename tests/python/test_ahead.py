@@ -6,7 +6,7 @@ import contextlib
 import random
 import unittest
 
-from harness import GREEDY, QUICK, SCALE, SEED, SEEDED, STORE, DaemonTest, FlakyProxy, main, prompts, url_of
+from harness import GREEDY, QUICK, SCALE, SEED, SEEDED, STORE, DaemonTest, FlakyProxy, prompts, url_of
 from delay_proxy import DelayProxy
 
 import treeverify as tv
@@ -299,7 +299,3 @@ class GuessTest(unittest.TestCase):
         for count, ends in ((1, [(3, 7)]), (3, [(3, 7), (4, 7), (1, 7)]), (5, [(3, 7), (4, 7), (1, 7), (3, 8), (3, 9)])):
             self.assertEqual(ahead.likely_ends(Digits(), [5], tree, count), ends)
         self.assertEqual(ahead.likely_ends(Several([5, 1, 2], 3), [5], tv.Tree([5, 1], [-1, 0]), 2), [(1, 0), (1, 1)])
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 import asyncio
 
 import httpx
-from harness import GREEDY, QUICK, SCALE, DaemonTest, FlakyProxy, main, prompts, url_of
+from harness import GREEDY, QUICK, SCALE, DaemonTest, FlakyProxy, prompts, url_of
 
 import treeverify as tv
 from treeverify import AsyncClient, Tree
@@ -111,7 +111,3 @@ class AsyncTest(DaemonTest):
                 await session.close()
 
         asyncio.run(cancel())
-
-
-if __name__ == "__main__":
-    main()

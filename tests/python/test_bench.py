@@ -7,7 +7,7 @@ import sys
 import unittest
 
 import numpy as np
-from harness import GREEDY, MODEL, PACKAGE_ENV, SCALE, SERVER, Daemon, DaemonTest, main, prompts, url_of
+from harness import GREEDY, MODEL, PACKAGE_ENV, SCALE, SERVER, Daemon, DaemonTest, prompts, url_of
 
 import treeverify as tv
 from treeverify.bench import Load, Synthetic, figures, table
@@ -97,7 +97,3 @@ class ManySessionsTest(unittest.TestCase):
                     return await asyncio.gather(*(one(client, at, arrived) for at in range(SESSIONS)))
 
             self.assertEqual(asyncio.run(everything()), [True] * SESSIONS)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 import asyncio
 
 import httpx
-from harness import GREEDY, QUICK, SCALE, SEEDED, DaemonTest, FlakyProxy, Hooked, main, prompts, url_of
+from harness import GREEDY, QUICK, SCALE, SEEDED, DaemonTest, FlakyProxy, Hooked, prompts, url_of
 
 import treeverify as tv
 from treeverify import Sampling, Tree, Want
@@ -358,7 +358,3 @@ class AsyncBranchTest(BranchTest):
                     await one.close()
 
         asyncio.run(calls())
-
-
-if __name__ == "__main__":
-    main()

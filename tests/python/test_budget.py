@@ -4,7 +4,7 @@ import dataclasses
 import unittest
 
 import numpy as np
-from harness import GREEDY, SCALE, STORE, DaemonTest, main, prompts
+from harness import GREEDY, SCALE, STORE, DaemonTest, prompts
 
 import treeverify as tv
 from treeverify import Hint, Round, Timing, Tree
@@ -96,7 +96,3 @@ class AutoTest(DaemonTest):
                     # the sizes themselves depend on the machine
                     self.assertLessEqual(round.nodes, session.model.max_nodes)
                 self.assertEqual(session.new_tokens[:count], plain)
-
-
-if __name__ == "__main__":
-    main()

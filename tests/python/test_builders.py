@@ -5,7 +5,7 @@ import math
 import unittest
 
 import numpy as np
-from harness import SEED, main
+from harness import SEED
 
 from treeverify import Tree
 from treeverify.builders import acceptance_profile, best_first, best_first_causal, expand, fill_shape, static_shape
@@ -220,7 +220,3 @@ class BuilderTest(unittest.TestCase):
             rounds.append((tree, path))
         np.testing.assert_allclose(acceptance_profile(rounds, 3), truth, atol=0.03)
         self.assertEqual(acceptance_profile([], 2).tolist(), [0.0, 0.0])
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@ import random
 import unittest
 
 import numpy as np
-from harness import GREEDY, SCALE, SEED, STORE, DaemonTest, main, prompts
+from harness import GREEDY, SCALE, SEED, STORE, DaemonTest, prompts
 
 from treeverify import Tree, TreeError
 from treeverify.builders import best_first_causal, expand, static_shape
@@ -195,7 +195,3 @@ class AcceptanceTest(DaemonTest):
         print(f"acceptance length: store {store:.2f}, own context {own:.2f}", flush=True)
         self.assertGreater(store, 4.0)
         self.assertGreater(own, 1.1)
-
-
-if __name__ == "__main__":
-    main()

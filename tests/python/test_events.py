@@ -6,7 +6,7 @@ import random
 import threading
 
 import httpx
-from harness import GREEDY, QUICK, SCALE, DaemonTest, main, prompts, url_of
+from harness import GREEDY, QUICK, SCALE, DaemonTest, prompts, url_of
 
 import treeverify as tv
 from treeverify import AsyncClient, Client, Tree
@@ -164,7 +164,3 @@ class EventsTest(DaemonTest):
         with self.assertRaises(tv.TransportError):
             next(quiet.events("s_0123456789abcdefghijAB"))
         quiet.close()
-
-
-if __name__ == "__main__":
-    main()

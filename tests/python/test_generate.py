@@ -12,7 +12,7 @@ import sys
 import tempfile
 import zlib
 
-from harness import MODEL, PACKAGE_ENV, QUICK, SCALE, STORE, DaemonTest, FlakyProxy, main, prompts, readme_code, url_of
+from harness import MODEL, PACKAGE_ENV, QUICK, SCALE, STORE, DaemonTest, FlakyProxy, prompts, readme_code, url_of
 
 import treeverify as tv
 from treeverify.generate import Tally
@@ -281,7 +281,3 @@ class ReadmeTest(DaemonTest):
         self.assertLess(rounds, 60)
         plain = self.plain(list(b"Holy, holy, holy, holy"), 61, tv.Sampling(rule="greedy"))
         self.assertEqual("\n".join(lines[:-2]), bytes(plain[1:]).decode())
-
-
-if __name__ == "__main__":
-    main()

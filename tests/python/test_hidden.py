@@ -1,19 +1,14 @@
 """Hidden rows in the Python client: arrays of every call that brings some, and what is no tensor of the round."""
 
 import os
-import sys
 import tempfile
-import unittest
 
-import harness
 import numpy as np
+import tensors
 from harness import GREEDY, DaemonTest, prompts
 
 import treeverify as tv
 from treeverify import HiddenWant, Tree, Want
-
-sys.path.insert(0, os.path.join(harness.ROOT, "tests", "support"))
-import safetensors
 
 
 class HiddenTest(DaemonTest):
@@ -24,7 +19,7 @@ class HiddenTest(DaemonTest):
         # the projection takes the first value of the first tap and the last one of the second
         matrix = np.zeros((2, 2 * 256), "<f4")
         matrix[0, 0] = matrix[1, -1] = 1
-        safetensors.save(path, {"fc.weight": matrix})
+        tensors.save(path, {"fc.weight": matrix})
         cls.options = ("--taps", "4,1", "--taps-projection", path)
         super().setUpClass()
 
@@ -104,7 +99,3 @@ class HiddenTest(DaemonTest):
         for change in ({"taps": [4]}, {"rows": [0, 1]}, {"shape": [1, 3]}, {"data_b64": "AQID"}, {"project": True}):
             with self.assertRaises(tv.ContractError):
                 tv.Hidden.read({**block, **change})
-
-
-if __name__ == "__main__":
-    unittest.main(verbosity=1)

@@ -1,6 +1,6 @@
 """`pip install ./clients/python` into a fresh environment, then the README's drafter against a running daemon.
 
-The environment sees the system's packages, so that nothing is fetched; skipped (77) where it cannot be made (Debian:
+The environment sees the system's packages, so that nothing is fetched; skipped where it cannot be made (Debian:
 python3-venv, python3-setuptools, python3-wheel).
 """
 
@@ -10,15 +10,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import unittest
 
-from harness import ROOT, SKIP, DaemonTest, main, readme_code, url_of
+from harness import ROOT, DaemonTest, readme_code, url_of
 
 import treeverify as tv
 
 for needed in ("venv", "ensurepip", "setuptools", "wheel"):
     if importlib.util.find_spec(needed) is None:
-        print(f"{needed} is not installed")
-        sys.exit(SKIP)
+        raise unittest.SkipTest(f"{needed} is not installed")
 
 
 class InstallTest(DaemonTest):
@@ -43,7 +43,3 @@ class InstallTest(DaemonTest):
             self.assertEqual(self.run_in(folder, command, "--version").strip(), tv.__version__)
             said = self.run_in(folder, python, "-c", readme_code(url_of(self.daemon)))
         self.assertEqual(said, bytes(self.plain(list(b"Holy, holy, holy, holy"), 61)[1:]).decode())
-
-
-if __name__ == "__main__":
-    main()

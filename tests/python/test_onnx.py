@@ -1,16 +1,16 @@
-"""The bundled drafter model through onnxruntime. Skipped (77) where onnxruntime is missing: Debian has none."""
+"""The bundled drafter model through onnxruntime. Skipped where onnxruntime is missing: Debian has none."""
 
 import os
 import sys
+import unittest
 
 import numpy as np
-from harness import GREEDY, MODEL, PACKAGE_ENV, ROOT, SCALE, SERVER, SKIP, DaemonTest, main, prompts, url_of
+from harness import GREEDY, MODEL, PACKAGE_ENV, ROOT, SCALE, SERVER, DaemonTest, prompts, url_of
 
 try:
     import onnxruntime  # noqa: F401
 except ImportError:
-    print("onnxruntime is not installed")
-    sys.exit(SKIP)
+    raise unittest.SkipTest("onnxruntime is not installed") from None
 
 import json
 import subprocess
@@ -54,7 +54,3 @@ class OnnxTest(DaemonTest):
     def test_another_file_is_refused(self):
         with self.assertRaisesRegex(Exception, "(?i)protobuf"):
             OnnxDrafter(os.path.join(ROOT, "README.md"))
-
-
-if __name__ == "__main__":
-    main()

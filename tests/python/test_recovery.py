@@ -4,7 +4,7 @@ import json
 
 import httpx
 from harness import (
-    GREEDY, MODEL, QUICK, SCALE, SEEDED, SERVER, Daemon, DaemonTest, FlakyProxy, Hooked, main, prompts, rewritten, url_of,
+    GREEDY, MODEL, QUICK, SCALE, SEEDED, SERVER, Daemon, DaemonTest, FlakyProxy, Hooked, prompts, rewritten, url_of,
 )
 
 import treeverify as tv
@@ -349,7 +349,3 @@ class LimitsTest(DaemonTest):
             with Client(url_of(self.daemon), transport=Hooked(after)) as patient:
                 with patient.session([4]) as other:
                     self.assertEqual((other.committed_len, len(pauses), patient.retries), (1, 1, 1))
-
-
-if __name__ == "__main__":
-    main()

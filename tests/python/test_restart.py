@@ -3,7 +3,7 @@
 import tempfile
 import unittest
 
-from harness import GREEDY, MODEL, QUICK, SEEDED, SERVER, Daemon, main, prompts, url_of
+from harness import GREEDY, MODEL, QUICK, SEEDED, SERVER, Daemon, prompts, url_of
 
 from treeverify import Client, Tree
 
@@ -44,7 +44,3 @@ class RestartTest(unittest.TestCase):
                 round = held.decode(2)
                 self.assertEqual((round.recovered, held.new_tokens), ("resync", plain[0][:3]))
                 client.close()
-
-
-if __name__ == "__main__":
-    main()

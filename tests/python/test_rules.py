@@ -3,7 +3,7 @@
 import unittest
 
 import numpy as np
-from harness import DaemonTest, main, prompts
+from harness import DaemonTest, prompts
 
 import rules
 import treeverify as tv
@@ -118,7 +118,3 @@ class TreeTest(unittest.TestCase):
     def test_rows_of_another_tree(self):
         with self.assertRaises(tv.TreeError):
             Tree([1, 2], [-1, 0], q=np.ones((3, 4), dtype=np.float32))
-
-
-if __name__ == "__main__":
-    main()

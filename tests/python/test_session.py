@@ -4,7 +4,7 @@ import math
 import socket
 
 import numpy as np
-from harness import GREEDY, SEEDED, DaemonTest, main, prompts, url_of
+from harness import GREEDY, SEEDED, DaemonTest, prompts, url_of
 
 import treeverify as tv
 from treeverify import Client, Tree, Want
@@ -278,7 +278,3 @@ class SessionTest(DaemonTest):
             self.assertEqual(len(connections), 1)
             stream = connections[0]._connection._network_stream
             self.assertTrue(stream.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@ import random
 import unittest
 
 import numpy as np
-from harness import SEED, main
+from harness import SEED
 
 from treeverify import Tree, TreeError
 
@@ -141,7 +141,3 @@ class TreeTest(unittest.TestCase):
         tree = Tree([1, 2, 3, 4, 5], [-1, 0, 0, 1, 3])
         self.assertEqual(tree.draw(marked=[0, 2]), "1 *\n|-- 2\n|   `-- 4\n|       `-- 5\n`-- 3 *")
         self.assertEqual(Tree.root(65).draw(chr), "A")
-
-
-if __name__ == "__main__":
-    main()

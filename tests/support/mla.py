@@ -11,7 +11,7 @@ import math
 import os
 
 import numpy as np
-import safetensors
+import tensors
 
 
 def rms(x, weight, eps):
@@ -32,7 +32,7 @@ class Model:
             self.config = json.load(file)
         self.weights = {}
         for path in glob.glob(os.path.join(folder, "model*.safetensors")):
-            self.weights.update(safetensors.load(path))
+            self.weights.update(tensors.load(path))
         self.layers = self.config["num_hidden_layers"]
         scaling = self.config["rope_scaling"]
         if scaling is not None and scaling["mscale"] != scaling["mscale_all_dim"]:
