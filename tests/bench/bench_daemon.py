@@ -27,6 +27,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 from daemon import Daemon, Session
+from figures import numbers, share
 
 GREEDY = {"rule": "greedy", "temperature": 0}
 HINT_OFF = 0.1
@@ -64,10 +65,6 @@ class Filled(Session):
         self.id, self.epoch, self.text = self.state["session"], self.state["epoch"], [self.state["pending"]]
 
 
-def percentile(values, share):
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def rounds(session, rng, nodes, count, vocab):
     """us of the engine, outside of it and, of these, in the queue, of each round; what the daemon says of such rounds."""
     inside, outside, queue = [], [], []
@@ -101,22 +98,19 @@ def context_run(client, args, config, context, vocab, kv_bytes, report):
         inside, outside, queue, hint = rounds(session, rng, nodes, args.rounds, vocab)
         us, floor = statistics.median(inside), floor_us(config, nodes, context, kv_bytes, args.bandwidth)
         off = abs(hint - us) / us
-        row["verify"][nodes] = {"gpu_us": us, "floor_us": floor, "hint_us": hint,
-                                "outside_p50_us": statistics.median(outside), "outside_p99_us": percentile(outside, 0.99),
-                                "queue_p50_us": statistics.median(queue)}
+        cell = {"gpu_us": us, "floor_us": floor, "hint_us": hint,
+                "outside_p50_us": statistics.median(outside), "outside_p99_us": share(outside, 0.99),
+                "queue_p50_us": statistics.median(queue)}
+        row["verify"][nodes] = cell
         print(f"  {nodes:4} nodes: {us:9.0f} us, {us / floor:5.2f} x the floor of {floor:.0f} us; outside p50 "
-              f"{statistics.median(outside):.0f} p99 {percentile(outside, 0.99):.0f} us (queue {statistics.median(queue):.0f}); hint {hint} us"
-              f"{', OFF' if off > HINT_OFF else ''}", flush=True)
+              f"{cell['outside_p50_us']:.0f} p99 {cell['outside_p99_us']:.0f} us (queue {cell['queue_p50_us']:.0f}); "
+              f"hint {hint} us{', OFF' if off > HINT_OFF else ''}", flush=True)
     began = time.perf_counter()
     session.decode(32)
     row["decode_tokens_s"] = 32 / (time.perf_counter() - began)
     print(f"  decode {row['decode_tokens_s']:.1f} tokens/s", flush=True)
     session.close()
     report.append(row)
-
-
-def numbers(text):
-    return [int(number) for number in text.split(",")]
 
 
 def main():

@@ -5,12 +5,13 @@ usage: bench_drafted.py TREEVERIFYD TREEVERIFY MODEL TEXT STORE [--backend cpu|c
                         [--nodes 5,9,17,33,auto] [--threads N] [--repeats 3] [--round-trip MS,MS] [--options "MORE OPTIONS"]
                         [--ahead GUESSES] [--json FILE]
 
-Prompts are 200 bytes of TEXT each (tests/golden/kjv_tail.txt); the drafter knows STORE (clients/cli/data/kjv-store.txt) and
-its own context. --round-trip also measures over a link with such round trips, against decode on the server over the
-same link. --ahead: each way also with the next tree sent ahead, behind so many guesses of how a round ends. --also: another
-backend writes the same texts; they must be equal but for near ties, which are listed: positions where its two best tokens
-are within what the daemon calls a near tie. Wall time as the client measures it, from its first request to its last
-answer, best of the repeats, in turn. Exit 1 when texts differ otherwise.
+One token at a time is both: rounds of one token, as a client asks for them, and decode inside the server, with neither
+client nor link between tokens. Prompts are 200 bytes of TEXT each (tests/golden/kjv_tail.txt); the drafter knows STORE
+(clients/cli/data/kjv-store.txt) and its own context. --round-trip also measures over a link with such round trips. --ahead:
+each way also with the next tree sent ahead, behind so many guesses of how a round ends. --also: another backend writes the
+same texts; they must be equal but for near ties, which are listed: positions where its two best tokens are within what the
+daemon calls a near tie. Wall time as the client measures it, from its first request to its last answer, best of the
+repeats, in turn. Exit 1 when texts differ otherwise.
 """
 
 import argparse
@@ -28,6 +29,8 @@ from delay_proxy import DelayProxy
 
 PROMPT = 200
 GREEDY = {"rule": "greedy", "temperature": 0}
+SHIPPED = {"TREEVERIFY_POISON": "off"}
+DECODE, ONE = "decode on the server", "rounds of one token"
 
 
 def generate(args, url, prompt, *options):
@@ -54,7 +57,8 @@ def compare(prompt, texts, client, noise):
     if place is None:
         return 0
     gap, best = margin(client, list(prompt) + other[:place])
-    print(f"  texts part at token {place}: {one[place]} and {other[place]}; margin {gap:.2e} between {best}, near tie below {noise:.2e}")
+    print(f"  texts part at token {place}: {one[place]} and {other[place]}; margin {gap:.2e} between {best}, near tie below "
+          f"{noise:.2e}")
     return int(gap > noise)
 
 
@@ -106,8 +110,9 @@ def main():
     report, failed = [], 0
     with contextlib.ExitStack() as ends:
         folder = ends.enter_context(tempfile.TemporaryDirectory())
-        daemon = ends.enter_context(Daemon(args.daemon, args.model, *options, "--state-dir", folder, env={"TREEVERIFY_POISON": "off"}))
-        ways = {"one token at a time": ["--no-drafts"]}
+        options += ["--state-dir", folder]
+        daemon = ends.enter_context(Daemon(args.daemon, args.model, *options, env=SHIPPED))
+        ways = {DECODE: ["--no-drafts"], ONE: ["--nodes", "1"]}
         for nodes in args.nodes:
             ways[f"drafts, {nodes} nodes"] = ["--nodes", nodes, "--store", args.store]
             if args.ahead:
@@ -116,26 +121,27 @@ def main():
         for trip in [0.0, *args.round_trip]:
             with DelayProxy(daemon.host, daemon.port, trip / 1e3) if trip else contextlib.nullcontext() as link:
                 seconds, rounds, texts, outside = measure(args, link.url if trip else url, prompts, ways)
-            plain = seconds["one token at a time"]
             for name in ways:
                 count = sum(map(len, texts[name]))
                 row = {"round_trip_ms": trip, "way": name, "seconds": seconds[name], "tokens_s": count / seconds[name],
-                       "times": plain / seconds[name], "tokens_a_round": count / max(1, rounds[name]),
-                       "client_ms_a_round": outside[name]}
+                       "times_decode": seconds[DECODE] / seconds[name], "times_one": seconds[ONE] / seconds[name],
+                       "tokens_a_round": count / max(1, rounds[name]), "client_ms_a_round": outside[name]}
                 report.append(row)
-                print(f"  {args.backend}, {trip:g} ms: {name:24} {row['tokens_s']:8.1f} tokens/s, {row['times']:.2f} x one token at a time, "
-                      f"{row['tokens_a_round']:.2f} a round, {outside[name]:.2f} ms of it not the server's", flush=True)
+                print(f"  {args.backend}, {trip:g} ms: {name:24} {row['tokens_s']:8.1f} tokens/s, {row['times_one']:.2f} x "
+                      f"{ONE}, {row['times_decode']:.2f} x {DECODE}; {row['tokens_a_round']:.2f} a round, "
+                      f"{outside[name]:.2f} ms of it not the server's", flush=True)
         if args.also:
-            other = ends.enter_context(Daemon(args.daemon, args.model, "--backend", args.also, env={"TREEVERIFY_POISON": "off"}))
+            other = ends.enter_context(Daemon(args.daemon, args.model, "--backend", args.also, env=SHIPPED))
             client, own, parted = other.client(), daemon.client(), 0
             noise = 2 * max(end.get("/v1/model")["noise"] for end in (client, own))  # as tests/parity judges texts
             own.close()
-            drafted = [name for name in ways if name != "one token at a time"][-1]
+            drafted = list(ways)[-1]
             for number, prompt in enumerate(prompts):
                 there = generate(args, f"http://{other.host}:{other.port}", prompt, *ways[drafted])["tokens"]
                 parted += texts[drafted][number] != there
                 failed += compare(prompt, (texts[drafted][number], there), client, noise)
-            print(f"  {args.backend} and {args.also}: {len(prompts)} texts of {args.tokens} tokens, {parted} part at a near tie, {failed} elsewhere")
+            print(f"  {args.backend} and {args.also}: {len(prompts)} texts of {args.tokens} tokens, {parted} part at a near "
+                  f"tie, {failed} elsewhere")
             client.close()
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

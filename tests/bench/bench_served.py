@@ -33,6 +33,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 from daemon import Daemon
+from figures import numbers, share
 
 GREEDY = {"rule": "greedy", "temperature": 0}
 NUMBER = {name: re.compile(rb'"%s":(\d+)' % name.encode()) for name in
@@ -108,10 +109,6 @@ class Line:
         self.socket.close()
 
 
-def share(values, part):
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
-
-
 def outside(daemon, vocab, args, report):
     line, missed = Line(daemon, vocab, args.context, 1), False
     for nodes in args.nodes:
@@ -128,9 +125,9 @@ def outside(daemon, vocab, args, report):
                "queue_p50": share(queue, 0.5), "client_p50": share(client, 0.5), "client_p99": share(client, 0.99)}
         missed |= row["server_p50"] > 200 or row["server_p99"] > 500
         report.append(row)
-        print(f"  {nodes:4} nodes at {args.context}: outside, server p50 {row['server_p50']} p99 {row['server_p99']} us (queue p50 "
-              f"{row['queue_p50']}); last byte sent to first byte read p50 {row['client_p50']:.0f} p99 {row['client_p99']:.0f} us",
-              flush=True)
+        print(f"  {nodes:4} nodes at {args.context}: outside, server p50 {row['server_p50']} p99 {row['server_p99']} us "
+              f"(queue p50 {row['queue_p50']}); last byte sent to first byte read p50 {row['client_p50']:.0f} "
+              f"p99 {row['client_p99']:.0f} us", flush=True)
     line.close()
     return missed
 
@@ -170,12 +167,12 @@ def sessions(daemon, vocab, args, report):
     for count in sorted({1, min(8, args.sessions), args.sessions}):
         rate, waits = play(lines[:count], nodes, args.seconds)
         rows[count] = rate
-        row = {"sessions": count, "nodes": nodes, "rounds_s": rate, "times": rate / rows[1], "wait_p50_ms": 1e3 * share(waits, 0.5),
-               "wait_max_ms": 1e3 * max(waits)}
+        row = {"sessions": count, "nodes": nodes, "rounds_s": rate, "times": rate / rows[1],
+               "wait_p50_ms": 1e3 * share(waits, 0.5), "wait_max_ms": 1e3 * max(waits)}
         report.append(row)
-        print(f"  {count:4} sessions of {nodes} nodes at {args.session_context}: {rate:.1f} rounds/s, {row['times']:.2f} x one; waited "
-              f"p50 {row['wait_p50_ms']:.2f}, at most {row['wait_max_ms']:.2f} ms ({row['wait_max_ms'] / row['wait_p50_ms']:.1f} x)",
-              flush=True)
+        print(f"  {count:4} sessions of {nodes} nodes at {args.session_context}: {rate:.1f} rounds/s, "
+              f"{row['times']:.2f} x one; waited p50 {row['wait_p50_ms']:.2f}, at most {row['wait_max_ms']:.2f} ms "
+              f"({row['wait_max_ms'] / row['wait_p50_ms']:.1f} x)", flush=True)
     for line in lines:
         line.close()
     return row["times"] < 8 or row["wait_max_ms"] > 10 * row["wait_p50_ms"]
@@ -211,20 +208,17 @@ def beside(daemon, vocab, args, report):
         with_it = small_rounds(line, nodes, 0, ended)
         thread.join()
         line.close()
-        row = {"nodes": nodes, "alone_p50_ms": share(alone, 0.5), "alone_p99_ms": share(alone, 0.99), "beside_p50_ms": share(with_it, 0.5),
-               "beside_p99_ms": share(with_it, 0.99), "beside_max_ms": max(with_it), "rounds": len(with_it),
-               "prefill_tokens_s": args.prompt / took[0]}
+        row = {"nodes": nodes, "alone_p50_ms": share(alone, 0.5), "alone_p99_ms": share(alone, 0.99),
+               "beside_p50_ms": share(with_it, 0.5), "beside_p99_ms": share(with_it, 0.99), "beside_max_ms": max(with_it),
+               "rounds": len(with_it), "prefill_tokens_s": args.prompt / took[0]}
         times = row["beside_p99_ms"] / row["alone_p99_ms"]
         missed |= times > 3
         report.append(row)
-        print(f"  {nodes:4} nodes at {args.context}: alone p50 {row['alone_p50_ms']:.2f} p99 {row['alone_p99_ms']:.2f} ms; beside a prompt "
-              f"of {args.prompt} p50 {row['beside_p50_ms']:.2f} p99 {row['beside_p99_ms']:.2f} max {row['beside_max_ms']:.2f} ms "
-              f"({len(with_it)} rounds): {times:.2f} x; the prompt {row['prefill_tokens_s']:.0f} tokens/s", flush=True)
+        print(f"  {nodes:4} nodes at {args.context}: alone p50 {row['alone_p50_ms']:.2f} p99 {row['alone_p99_ms']:.2f} ms; "
+              f"beside a prompt of {args.prompt} p50 {row['beside_p50_ms']:.2f} p99 {row['beside_p99_ms']:.2f} "
+              f"max {row['beside_max_ms']:.2f} ms ({len(with_it)} rounds): {times:.2f} x; the prompt "
+              f"{row['prefill_tokens_s']:.0f} tokens/s", flush=True)
     return missed
-
-
-def numbers(text):
-    return [int(number) for number in text.split(",")]
 
 
 def main():

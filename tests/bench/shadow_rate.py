@@ -22,8 +22,9 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from bench_served import Line, share
+from bench_served import Line
 from daemon import Daemon
+from figures import share
 from shadow_cost import is_sampled
 
 
@@ -91,13 +92,15 @@ def main():
         raise SystemExit("too few rounds for this sample and window")
     base = statistics.mean(plain)
     beyond = sum(took[i] - base for i in near if i >= 10 and i < args.rounds) / len(captured)
-    report = {"plain_ms": base, "plain_rounds": len(plain), "captured": len(captured), "captured_ms": statistics.mean(took[i] for i in captured),
-              "beyond_ms": beyond, "cost_at_1_percent": 0.01 * beyond / base, "longest_ms": max(took[10:]), "p99_ms": share(took[10:], 0.99),
+    report = {"plain_ms": base, "plain_rounds": len(plain), "captured": len(captured),
+              "captured_ms": statistics.mean(took[i] for i in captured), "beyond_ms": beyond,
+              "cost_at_1_percent": 0.01 * beyond / base, "longest_ms": max(took[10:]), "p99_ms": share(took[10:], 0.99),
               "judge_alone_ms": alone_ms, "lag_at_end_s": ended, "parity": parity}
-    print(f"{args.nodes} nodes at {args.context}: {base:.3f} ms a round undisturbed ({len(plain)} rounds, p99 {share(plain, 0.99):.3f}); captured "
-          f"{report['captured_ms']:.3f}; with the {args.window} behind it {beyond:+.2f} ms beyond; longest {report['longest_ms']:.2f} ms; "
-          f"a judgement with nothing beside it {alone_ms:.0f} ms")
-    print(f"at 1 % sampling: {report['cost_at_1_percent']:+.2%} ({len(captured)} captured of {args.rounds}); {parity['rounds']}, worst {parity['kernel']}")
+    print(f"{args.nodes} nodes at {args.context}: {base:.3f} ms a round undisturbed ({len(plain)} rounds, p99 "
+          f"{share(plain, 0.99):.3f}); captured {report['captured_ms']:.3f}; with the {args.window} behind it {beyond:+.2f} ms "
+          f"beyond; longest {report['longest_ms']:.2f} ms; a judgement with nothing beside it {alone_ms:.0f} ms")
+    print(f"at 1 % sampling: {report['cost_at_1_percent']:+.2%} ({len(captured)} captured of {args.rounds}); "
+          f"{parity['rounds']}, worst {parity['kernel']}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)

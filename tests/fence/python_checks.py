@@ -1,6 +1,6 @@
-"""What machines can check of the Python package: mypy --strict, and ruff where there is one. usage: python_checks.py
-types|lint SOURCE_ROOT. Exit 77 (skip) without the tool; Debian 12 packages mypy but not ruff. Changes nothing: mypy's
-cache goes to a temporary folder.
+"""What machines can check of the Python package (mypy --strict, and ruff where there is one), its tests and the benchmarks
+(ruff). usage: python_checks.py types|lint SOURCE_ROOT. Exit 77 (skip) without the tool; Debian 12 packages mypy but not
+ruff. Changes nothing: mypy's cache goes to a temporary folder.
 """
 
 import os
@@ -22,7 +22,7 @@ def main():
         return SKIP
     if check == "lint":
         config = ["--config", os.path.join(package, "pyproject.toml"), "--no-cache"]
-        folders = [package, os.path.join(root, "tests", "python")]
+        folders = [package, os.path.join(root, "tests", "python"), os.path.join(root, "tests", "bench")]
         return subprocess.run([program, "check", *config, *folders], cwd=root, check=False).returncode
     with tempfile.TemporaryDirectory() as cache:
         command = [program, "--strict", "--cache-dir", cache, "--python-executable", sys.executable, "src"]
