@@ -178,7 +178,8 @@ class GenerateTest(DaemonTest):
         self.assertEqual(process.wait(timeout=60), 0)
         text = seen.decode()
         self.assertIn("\x1b[1;23r", text)
-        self.assertRegex(text, r"\x1b\[24;1H\x1b\[2K\d+ tokens/s \| acceptance length \d+\.\d\d \| \d+ rounds \| RTT")
+        self.assertRegex(text, r"\x1b\[24;1H\x1b\[2K\d+ tokens/s \| acceptance length \d+\.\d\d \| \d+ rounds \| "
+                               r"RTT \d+\.\d ms \| server \d+\.\d \| model \d+\.\d")
         self.assertGreater(text.rindex("\x1b[r"), text.rindex("tokens/s |"))
         self.assertIn("30 new tokens in ", text)
         self.assertIn("\x1b[1m", text)

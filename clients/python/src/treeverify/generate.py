@@ -42,7 +42,7 @@ class Tally:
     drafts: int = 0
     server_us: int = 0
     kept: list[Round] = field(default_factory=list)
-    recent: list[tuple[float, int]] = field(default_factory=list)
+    recent: list[tuple[float, int, int]] = field(default_factory=list)  # round trip, us at the server, us of the model
     seconds: float = 0.0
 
     def add(self, round: Round) -> list[tuple[int, bool]]:
@@ -51,10 +51,10 @@ class Tally:
         self.rounds += len(round.new_tokens) if alone else 1
         self.round_tokens += len(round.new_tokens)
         self.drafts += max(0, round.nodes - 1) if not alone else 0
-        took = round.timing.total_us if round.timing is not None else 0
+        took, model = (round.timing.total_us, round.timing.gpu_us) if round.timing is not None else (0, 0)
         self.server_us += took
         self.kept.append(round)
-        self.recent = [*self.recent, (round.rtt_s, took)][-RECENT:]
+        self.recent = [*self.recent, (round.rtt_s, took, model)][-RECENT:]
         self.seconds = time.monotonic() - self.started
         last = len(round.new_tokens) - 1
         return self.take([(token, alone or at == last) for at, token in enumerate(round.new_tokens)])
@@ -75,13 +75,15 @@ class Tally:
 
     @property
     def rtt_ms(self) -> float:
-        return 1e3 * sum(rtt for rtt, _ in self.recent) / len(self.recent) if self.recent else 0.0
+        return 1e3 * sum(rtt for rtt, _, _ in self.recent) / len(self.recent) if self.recent else 0.0
 
     def line(self) -> str:
-        server = sum(us for _, us in self.recent) / 1e3 / len(self.recent) if self.recent else 0.0
+        """Times are means of the last rounds; model: the GPU's, or whatever device the server has."""
+        count = max(1, len(self.recent))
+        server, model = (sum(one[at] for one in self.recent) / 1e3 / count for at in (1, 2))
         return (
             f"{self.tokens_per_s:.0f} tokens/s | acceptance length {self.accept_len_mean:.2f} | {self.rounds} rounds | "
-            f"RTT {self.rtt_ms:.1f} ms | server {server:.1f} ms"
+            f"RTT {self.rtt_ms:.1f} ms | server {server:.1f} | model {model:.1f}"
         )
 
 
