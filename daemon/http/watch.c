@@ -225,7 +225,7 @@ static void *watch_main(void *context)
             tick_us = now_us + HTTP_TICK_MS * 1000;
             tick(http);
             if (!http->closing) {
-                tv_sched_progress_look(http->sched);
+                tv_sched_look(http->sched);
                 if (http->stream_count > 0) {
                     (void)tv_sched_violation(http->sched, &http->violation); /* n stays 0 */
                 }

@@ -484,6 +484,10 @@ static int admit(struct tv_sched *sched, struct job *job, int *ret_attached,
                  struct tv_problem *problem)
 {
     const struct tv_request *request = &job->call->request;
+    if (tv_sched_is_gone(job->call)) { /* since it came */
+        tv_sched_refuse_gone(job->call);
+        return 1;
+    }
     int rc = tv_sched_key_judge(sched, job->call, ret_attached, problem);
     if (rc == 0) {
         rc = check(sched, job, ret_attached, problem);

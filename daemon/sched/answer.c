@@ -60,7 +60,7 @@ static int answer_round(struct tv_session *session, struct tv_call *call)
     }
     int behind = session->behind != NULL && request->seq == session->behind_seq;
     if (behind || (session->running_seq > 0 && request->seq == session->running_seq)) {
-        if (request->wait_ms > 0) {
+        if (request->wait_ms > 0 && !tv_sched_is_gone(call)) {
             struct job *running = behind ? session->behind : session->operation;
             call->next = running->watchers;
             running->watchers = call;

@@ -20,6 +20,7 @@ struct tv_batch {
     struct tv_session_key *key;
     struct tv_call *twins;  /* the same batch, sent again meanwhile */
     struct tv_batch *next;  /* of those with a key that are under way */
+    int is_left;            /* who asked has gone */
     size_t together;        /* bytes of answers that needed nothing computed */
     int32_t count;          /* of items */
     struct tv_call **items; /* [count], owned; each with its answer once it is complete */
@@ -49,16 +50,6 @@ void tv_sched_batch_join(struct tv_batch *batch, struct tv_call *call)
 {
     call->next = batch->twins;
     batch->twins = call;
-}
-
-int tv_sched_batch_leave(struct tv_batch *batches, const struct tv_call *call)
-{
-    for (struct tv_batch *batch = batches; batch != NULL; batch = batch->next) {
-        if (tv_sched_call_unlink(&batch->twins, call)) {
-            return 1;
-        }
-    }
-    return 0;
 }
 
 /* The items' answers become the batch's. 1: sent again, it would get another one. */
@@ -91,20 +82,12 @@ static int answer(struct tv_batch *batch)
     return again;
 }
 
-/* With the lock: no call finds this batch under way any more. The answer stays known by its key,
- * unless an item had better be tried again, or it is larger than all that may be kept. */
-static void key_end(struct tv_batch *batch, int again)
+/* With the lock: no call finds this batch under way any more. Takes over what is kept of its
+ * answer; NULL: the key is free. */
+static void key_end(struct tv_batch *batch, char *kept, size_t bytes)
 {
     struct tv_sched *sched = batch->sched;
-    const struct tv_buf *body = &batch->call->reply.body;
-    char *kept = NULL;
-    if (!again && body->bytes <= TV_SESSION_KEY_BYTES_MAX) {
-        kept = malloc(body->bytes);
-    }
-    if (kept != NULL) {
-        memcpy(kept, body->data, body->bytes);
-    }
-    tv_session_key_end(&sched->table, batch->key, "", kept, kept != NULL ? body->bytes : 0,
+    tv_session_key_end(&sched->table, batch->key, "", kept, kept != NULL ? bytes : 0,
                        tv_clock_us());
     batch->key = NULL;
     struct tv_batch **link = &sched->batches;
@@ -114,19 +97,27 @@ static void key_end(struct tv_batch *batch, int again)
     *link = batch->next;
 }
 
-/* Everybody has left: the answer, for all who wait for it. Those but the first. */
+/* Everybody has left: the answer, for all who wait for it. Those but the first. It stays known by
+ * its key, unless an item had better be tried again, or it is larger than all that may be kept. */
 static struct tv_call *conclude(struct tv_batch *batch)
 {
+    char *kept = NULL;
     int again = answer(batch);
-    if (batch->key == NULL) { /* written once, before anybody could leave */
+    if (batch->key == NULL) { /* written by holders alone, and they have left */
         return NULL;
     }
+    const struct tv_buf *body = &batch->call->reply.body;
+    if (!again && body->bytes <= TV_SESSION_KEY_BYTES_MAX) {
+        kept = malloc(body->bytes);
+    }
+    if (kept != NULL) {
+        memcpy(kept, body->data, body->bytes);
+    }
     tv_sched_lock(batch->sched);
-    key_end(batch, again);
+    key_end(batch, kept, body->bytes);
     struct tv_call *twins = batch->twins;
     batch->twins = NULL;
     tv_sched_unlock(batch->sched);
-    const struct tv_buf *body = &batch->call->reply.body;
     for (struct tv_call *call = twins; call != NULL; call = call->next) {
         if (body->failed == 0) {
             tv_sched_reply_stored(call, 200, body->data, body->bytes);
@@ -195,10 +186,14 @@ static struct tv_batch *batch_make(struct tv_sched *sched, struct tv_call *call)
 }
 
 /* With the lock: is it known by its key? As tv_sched_key_judge, but refused ones have their answer,
- * and 1 says so too. */
+ * and 1 says so too, as of one whose client has gone. */
 static int known(struct tv_sched *sched, struct tv_call *call, int *ret_attached)
 {
     struct tv_problem problem = {0};
+    if (tv_sched_is_gone(call)) {
+        tv_sched_refuse_gone(call);
+        return 1;
+    }
     int rc = tv_sched_key_judge(sched, call, ret_attached, &problem);
     if (rc < 0) {
         tv_sched_refuse(call, &problem);
@@ -258,7 +253,7 @@ int tv_sched_batch_submit(struct tv_sched *sched, struct tv_call *call)
         tv_sched_batch_destroy(batch);
         return attached;
     }
-    atomic_store_explicit(&call->batch, batch, memory_order_release);
+    call->batch = batch;
     int answered = admit(batch);
     tv_sched_unlock(sched);
     /* all but the last hold, which may be the one that concludes */
@@ -266,23 +261,60 @@ int tv_sched_batch_submit(struct tv_sched *sched, struct tv_call *call)
     return !leave(batch);
 }
 
-void tv_sched_batch_cancel(struct tv_sched *sched, struct tv_batch *batch)
+/* With the lock: nobody waits for this batch any more. Items that are queued are dropped; then a
+ * repeat finds no batch with a part missing, but runs as one of its own. */
+static void drop(struct tv_batch *batch, struct tv_call **ret_calls)
+{
+    struct tv_call *dropped = NULL;
+    for (int32_t i = 0; i < batch->count; i++) { /* of one that is complete nothing is found */
+        tv_sched_call_cancel(batch->sched, batch->items[i], &dropped);
+    }
+    if (dropped == NULL) {
+        return;
+    }
+    if (batch->key != NULL) { /* what was dropped still holds the batch */
+        key_end(batch, NULL, 0);
+    }
+    while (*ret_calls != NULL) {
+        ret_calls = &(*ret_calls)->next;
+    }
+    *ret_calls = dropped;
+}
+
+int tv_sched_batch_leave(struct tv_sched *sched, const struct tv_call *call,
+                         struct tv_call **ret_calls)
+{
+    for (struct tv_batch *batch = sched->batches; batch != NULL; batch = batch->next) {
+        if (tv_sched_call_unlink(&batch->twins, call)) {
+            if (batch->is_left && batch->twins == NULL) {
+                drop(batch, ret_calls);
+            }
+            return 1;
+        }
+    }
+    return 0;
+}
+
+struct tv_batch *tv_sched_batch_cancel(struct tv_batch *batch, struct tv_call **ret_calls)
 {
     int holders = atomic_load_explicit(&batch->holders, memory_order_acquire);
     do {
         if (holders == 0) {
-            return; /* its answer is there */
+            return NULL; /* its answer is there */
         }
     } while (!atomic_compare_exchange_weak_explicit(&batch->holders, &holders, holders + 1,
                                                     memory_order_acq_rel, memory_order_acquire));
-    tv_sched_lock(sched);
-    int wanted = batch->twins != NULL; /* by somebody else: it runs to its end */
-    tv_sched_unlock(sched);
-    for (int32_t i = 0; i < batch->count && !wanted; i++) {
-        tv_sched_cancel(sched, batch->items[i]); /* of one that is complete nothing is found */
+    batch->is_left = 1;
+    if (batch->twins == NULL) { /* else somebody waits for it: it runs to its end */
+        drop(batch, ret_calls);
     }
-    struct tv_call *call = batch->call;
-    if (leave(batch)) {
-        call->done(call);
+    return batch;
+}
+
+void tv_sched_batch_let_go(struct tv_batch *batch)
+{
+    struct tv_call *call = batch != NULL ? batch->call : NULL;
+    if (batch != NULL && leave(batch)) {
+        call->done(call); /* may free the batch */
     }
 }

@@ -96,13 +96,6 @@ int64_t tv_sched_stalled_us(struct tv_sched *sched, int64_t now_us)
     return now_us - sched->progress_us;
 }
 
-void tv_sched_progress_look(struct tv_sched *sched)
-{
-    tv_sched_lock(sched);
-    (void)tv_sched_stalled_us(sched, tv_clock_us()); /* what it notes is what is wanted */
-    tv_sched_unlock(sched);
-}
-
 int tv_sched_moving(struct tv_sched *sched)
 {
     tv_sched_lock(sched);
@@ -158,15 +151,15 @@ static void reply_ready(struct tv_sched *sched, struct tv_call *call)
 static int answer_ready(struct tv_sched *sched, struct tv_call *call)
 {
     int64_t now_us = tv_clock_us();
-    int waits = 0;
     tv_sched_lock(sched);
     int fresh = sched->self_test_us > 0 && now_us - sched->self_test_us < TV_SCHED_DEEP_US;
     int stuck = !sched->worker_alive || tv_sched_stalled_us(sched, now_us) > sched->launch_us_max;
-    if (call->request.deep && !fresh && !stuck && !sched->stopping && !sched->lost) {
+    int waits = call->request.deep && !fresh && !stuck && !sched->stopping && !sched->lost &&
+                !tv_sched_is_gone(call);
+    if (waits) {
         call->next = sched->deep;
         sched->deep = call;
         sched->in_flight++;
-        waits = 1;
         tv_sched_ring(sched);
     } else {
         reply_ready(sched, call);

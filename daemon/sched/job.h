@@ -261,14 +261,23 @@ int tv_sched_admit(struct tv_sched *sched, struct tv_call *call);
 /* The same for several rounds of sessions, with the lock: the worker sees them together. queued[i]
  * is 1: done will be called, or 0: the reply is filled. */
 void tv_sched_admit_all(struct tv_sched *sched, struct tv_call **calls, int32_t count, int *queued);
-/* batch.c: verify:batch. As tv_sched_submit; cancel as tv_sched_cancel. Without the lock. */
+/* cancel.c, with the lock. cancel: as tv_sched_cancel of a call that is no batch; who is answered
+ * by it goes to *ret_calls. gone: was it cancelled before it was admitted? */
+void tv_sched_call_cancel(struct tv_sched *sched, struct tv_call *call, struct tv_call **ret_calls);
+int tv_sched_is_gone(const struct tv_call *call);
+void tv_sched_refuse_gone(struct tv_call *call);
+/* batch.c: verify:batch. As tv_sched_submit. Without the lock. */
 int tv_sched_batch_submit(struct tv_sched *sched, struct tv_call *call);
-void tv_sched_batch_cancel(struct tv_sched *sched, struct tv_batch *batch);
 void tv_sched_batch_destroy(struct tv_batch *batch);
+/* With the lock: its client has gone. NULL: its answer is there; else the batch, to be let go of
+ * without the lock when *ret_calls are done. */
+struct tv_batch *tv_sched_batch_cancel(struct tv_batch *batch, struct tv_call **ret_calls);
+void tv_sched_batch_let_go(struct tv_batch *batch);
 /* With the lock: the same batch is under way; wait for its answer, and leave it again: 1 when it
- * waited for one of the list. */
+ * waited for one. The last one who leaves a batch drops what is queued of it. */
 void tv_sched_batch_join(struct tv_batch *batch, struct tv_call *call);
-int tv_sched_batch_leave(struct tv_batch *batches, const struct tv_call *call);
+int tv_sched_batch_leave(struct tv_sched *sched, const struct tv_call *call,
+                         struct tv_call **ret_calls);
 /* With the lock: may this call have one more answer that needs nothing computed? An item may, as
  * long as those of its batch are together no larger than one round's may be. */
 int tv_sched_batch_room(const struct tv_sched *sched, const struct tv_call *call);
@@ -315,6 +324,13 @@ int32_t tv_sched_pick_launch(struct tv_sched *sched, int64_t now_us, int64_t *wa
 /* The job whose next slice is due, and how many rows it may have; or NULL. */
 struct job *tv_sched_pick_slice(struct tv_sched *sched, int64_t now_us, int32_t *ret_rows);
 
+/* late.c, with the lock: queued jobs of one list that may not start any more are dropped, and calls
+ * of others leave them; waits for the rounds of a list that are over are answered. Whose replies
+ * are set goes to *ret_calls; *wake_us is lowered to the next such moment. */
+void tv_sched_late_drop(struct tv_sched *sched, struct job *jobs, int64_t now_us,
+                        struct tv_call **ret_calls, int64_t *wake_us);
+void tv_sched_late_watchers(struct job *jobs, int64_t now_us, struct tv_call **ret_calls,
+                            int64_t *wake_us);
 /* worker.c, launch.c, prefill.c, parity.c: the worker thread, without the lock. */
 void *tv_sched_worker_main(void *context);
 void tv_sched_engine_enter(struct tv_sched *sched);

@@ -1,5 +1,5 @@
 /*
- * sched.c - the scheduler's outside: start and stop, submit, cancel, drain, and filling replies.
+ * sched.c - the scheduler's outside: start and stop, submit, drain, and filling replies.
  *
  * Decides nothing about a session; that is session/. Never calls done while it holds the lock.
  */
@@ -24,7 +24,6 @@ struct tv_call *tv_call_create(void)
     struct tv_call *call = calloc(1, sizeof *call);
     if (call != NULL) {
         atomic_init(&call->cancelled, 0);
-        atomic_init(&call->batch, NULL);
     }
     return call;
 }
@@ -35,7 +34,7 @@ void tv_call_destroy(struct tv_call *call)
         tv_request_finish(&call->request);
         tv_buf_finish(&call->reply.body);
         tv_sched_events_leave(&call->reply);
-        tv_sched_batch_destroy(atomic_load_explicit(&call->batch, memory_order_relaxed));
+        tv_sched_batch_destroy(call->batch);
         free(call);
     }
 }
@@ -242,64 +241,6 @@ int tv_sched_call_unlink(struct tv_call **list, const struct tv_call *call)
         }
     }
     return 0;
-}
-
-/* Take the call out of a job that it is only attached to. */
-static int unlink_attached(struct job *jobs, struct tv_call *call)
-{
-    for (struct job *job = jobs; job != NULL; job = job->next) {
-        if (tv_sched_call_unlink(&job->twins, call)) {
-            tv_sched_job_waiters(job);
-            return 1;
-        }
-        if (tv_sched_call_unlink(&job->watchers, call)) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-static struct job *job_of(struct job *jobs, const struct tv_call *call)
-{
-    while (jobs != NULL && jobs->call != call) {
-        jobs = jobs->next;
-    }
-    return jobs;
-}
-
-void tv_sched_cancel(struct tv_sched *sched, struct tv_call *call)
-{
-    static const char text[] = "the client has gone";
-    struct tv_call *calls = NULL;
-    struct tv_batch *batch = atomic_load_explicit(&call->batch, memory_order_acquire);
-    if (batch != NULL) {
-        tv_sched_batch_cancel(sched, batch);
-        return;
-    }
-    tv_sched_lock(sched);
-    /* relaxed: only a hint for who looks at the call; the lists are guarded by the lock */
-    atomic_store_explicit(&call->cancelled, 1, memory_order_relaxed);
-    if (unlink_attached(sched->queue.first, call) || unlink_attached(sched->behind.first, call) ||
-        unlink_attached(sched->running.first, call) || tv_sched_call_unlink(&sched->deep, call) ||
-        tv_sched_batch_leave(sched->batches, call)) {
-        calls = call;
-        call->next = NULL;
-    } else {
-        struct job *job = job_of(sched->queue.first, call);
-        job = job != NULL ? job : job_of(sched->behind.first, call);
-        if (job != NULL && job->twins != NULL) { /* somebody else still wants this round */
-            tv_sched_job_pass_on(job);
-            calls = call;
-            call->next = NULL;
-        } else if (job != NULL) {
-            tv_sched_job_drop(sched, job, TV_DEADLINE, text, &calls);
-        }
-    }
-    if (calls == call) {
-        tv_sched_reply_refuse(call, TV_DEADLINE, NULL, text);
-    }
-    tv_sched_unlock(sched);
-    tv_sched_calls_done(sched, calls);
 }
 
 void tv_sched_drain(struct tv_sched *sched, int draining, int refuse)

@@ -50,9 +50,8 @@ struct tv_call {
     void *owner;                        /* for done */
     atomic_int cancelled;               /* set by tv_sched_cancel */
 
-    struct tv_reply reply; /* valid after completion */
-    /* verify:batch: sched's, owned. Written once, with release, for a cancel beside the submit. */
-    _Atomic(struct tv_batch *) batch;
+    struct tv_reply reply;  /* valid after completion */
+    struct tv_batch *batch; /* verify:batch: owned; sched's, under its lock, until completion */
     /* An item of one: bytes of its batch's answers so far that needed nothing computed, sched's;
      * NULL: a call by itself. */
     size_t *together;
@@ -82,9 +81,11 @@ void tv_sched_drain(struct tv_sched *sched, int draining, int refuse);
  * Before any call. */
 void tv_sched_lost_watch(struct tv_sched *sched, void (*tell)(void *context), void *context);
 int tv_sched_is_lost(struct tv_sched *sched);
-/* Look whether an engine call under way makes progress; what readiness says is at most as old as
- * the last look. Any thread, a few times a second. */
-void tv_sched_progress_look(struct tv_sched *sched);
+/* What must not wait for the worker, who may be in a long launch: queued calls whose deadline is
+ * over and waits for a round that are over are answered, and whether an engine call under way makes
+ * progress is noted; what readiness says is at most as old as the last look. Any thread, a few
+ * times a second. */
+void tv_sched_look(struct tv_sched *sched);
 /* Does the worker live, and the engine call under way make progress? Any thread. */
 int tv_sched_moving(struct tv_sched *sched);
 /* Let the configuration it was created with take over what another reading of it says

@@ -23,84 +23,6 @@ struct turn {
     int deep, draining;
 };
 
-static int expired_watchers(struct job *jobs, int64_t now_us, struct tv_call **ret_calls,
-                            int64_t *wake_us)
-{
-    int count = 0;
-    for (struct job *job = jobs; job != NULL; job = job->next) {
-        struct tv_call **link = &job->watchers;
-        while (*link != NULL) {
-            struct tv_call *call = *link;
-            int64_t until_us = call->received_us + (int64_t)call->request.wait_ms * 1000;
-            if (until_us > now_us) {
-                *wake_us = until_us < *wake_us ? until_us : *wake_us;
-                link = &call->next;
-                continue;
-            }
-            struct tv_buf body;
-            *link = call->next;
-            tv_buf_init(&body, TV_SCHED_REPLY_BYTES);
-            tv_encode_running(&body, call->request.seq);
-            tv_sched_reply_set(call, 202, &body);
-            call->next = *ret_calls;
-            *ret_calls = call;
-            count++;
-        }
-    }
-    return count;
-}
-
-/* Of a queued round that somebody still waits for, those whose own time is over; the round stays.
- */
-static void leave_late(struct job *job, int64_t now_us, struct tv_call **ret_calls,
-                       int64_t *wake_us)
-{
-    struct tv_call **link = &job->twins;
-    while (job->twins != NULL) {
-        int first = tv_sched_deadline(job->call) <= now_us;
-        struct tv_call *call = first ? job->call : *link;
-        if (call == NULL) {
-            break;
-        }
-        int64_t deadline_us = tv_sched_deadline(call);
-        if (deadline_us > now_us) {
-            *wake_us = deadline_us < *wake_us ? deadline_us : *wake_us;
-            link = &call->next;
-            continue;
-        }
-        if (first) {
-            tv_sched_job_pass_on(job);
-            link = &job->twins;
-        } else {
-            *link = call->next;
-        }
-        tv_sched_reply_refuse(call, TV_DEADLINE, NULL,
-                              "not started within deadline_ms; another call waits on for it");
-        call->next = *ret_calls;
-        *ret_calls = call;
-    }
-    int64_t deadline_us = tv_sched_deadline(job->call);
-    *wake_us = deadline_us < *wake_us ? deadline_us : *wake_us;
-}
-
-/* Queued calls of one list that may not start any more. */
-static void drop_late(struct tv_sched *sched, struct job *job, int64_t now_us,
-                      struct tv_call **ret_calls, int64_t *wake_us)
-{
-    while (job != NULL) {
-        struct job *next = job->next;
-        if (sched->stopping || sched->lost) {
-            tv_sched_job_drop(sched, job, tv_sched_end_code(sched), tv_sched_end_text(sched),
-                              ret_calls);
-        } else if (now_us >= job->deadline_us) {
-            tv_sched_job_drop(sched, job, TV_DEADLINE, "not started within deadline_ms", ret_calls);
-        } else {
-            leave_late(job, now_us, ret_calls, wake_us);
-        }
-        job = next;
-    }
-}
-
 /* An oracle is waited for until the call's deadline, or until the server is about to end: what the
  * round accepted must not hang on a backlog of judgements. A comparison is its oracles' word and
  * has no deadline; it is waited for as long as work is. */
@@ -150,11 +72,11 @@ static int plan(struct tv_sched *sched, struct turn *turn, int64_t *ret_wake_us)
     }
     *ret_wake_us = sched->sweep_us;
     /* first what waits behind a round: it is late by itself, not for that one */
-    drop_late(sched, sched->behind.first, now_us, &turn->calls, ret_wake_us);
-    drop_late(sched, sched->queue.first, now_us, &turn->calls, ret_wake_us);
-    (void)expired_watchers(sched->behind.first, now_us, &turn->calls, ret_wake_us);
-    (void)expired_watchers(sched->queue.first, now_us, &turn->calls, ret_wake_us);
-    (void)expired_watchers(sched->running.first, now_us, &turn->calls, ret_wake_us);
+    tv_sched_late_drop(sched, sched->behind.first, now_us, &turn->calls, ret_wake_us);
+    tv_sched_late_drop(sched, sched->queue.first, now_us, &turn->calls, ret_wake_us);
+    tv_sched_late_watchers(sched->behind.first, now_us, &turn->calls, ret_wake_us);
+    tv_sched_late_watchers(sched->queue.first, now_us, &turn->calls, ret_wake_us);
+    tv_sched_late_watchers(sched->running.first, now_us, &turn->calls, ret_wake_us);
     turn->gone = tv_sessions_take_gone(&sched->table);
     turn->deep = sched->deep != NULL;
     turn->judged = pick_judged(sched, now_us, ret_wake_us);
@@ -208,8 +130,8 @@ static int launch_ready(struct tv_sched *sched, int64_t *wake_us)
     int32_t count = 0;
     if (!sched->stopping && !sched->lost) {
         int64_t now_us = tv_clock_us();
-        drop_late(sched, sched->behind.first, now_us, &late, wake_us);
-        drop_late(sched, sched->queue.first, now_us, &late, wake_us);
+        tv_sched_late_drop(sched, sched->behind.first, now_us, &late, wake_us);
+        tv_sched_late_drop(sched, sched->queue.first, now_us, &late, wake_us);
         tv_sched_pick_start(sched);
         count = tv_sched_pick_launch(sched, now_us, wake_us);
     }

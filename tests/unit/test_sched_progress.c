@@ -97,9 +97,9 @@ static void a_look_dates_the_stall_r16(void **state)
     struct client client;
     struct tv_call *call = launch_held(fixture, &client, 1);
     atomic_fetch_add(&steps, 1);
-    tv_sched_progress_look(fixture->sched);
+    tv_sched_look(fixture->sched);
     pause_us(2 * LIMIT_US);
-    tv_sched_progress_look(fixture->sched);
+    tv_sched_look(fixture->sched);
     expect(fixture, 503, TV_CALL_READY, "", NULL);
     call_release(fixture, call, 200);
 }
