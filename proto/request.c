@@ -360,7 +360,7 @@ static int read_oneshot(struct tv_request_reader *reader, const struct tv_json_v
         rc = check_context(reader);
     }
     /* without a sampling it is the default rule, and a score has none */
-    return rc < 0 ? rc : tv_request_check_draft(request, request->sampling.rule, reader->problem);
+    return rc < 0 ? rc : tv_request_check_rule(request, request->sampling.rule, reader->problem);
 }
 
 /* {} is the built-in case; {"session", "tree"} a live session; else a prompt, a tree and
@@ -385,7 +385,7 @@ static int read_score(struct tv_request_reader *reader, const struct tv_json_val
                                         COUNT_OF(score_session_fields), reader->request);
         return rc < 0
                    ? rc
-                   : tv_request_check_draft(reader->request, TV_RULE_TARGET_WALK, reader->problem);
+                   : tv_request_check_rule(reader->request, TV_RULE_TARGET_WALK, reader->problem);
     }
     return read_oneshot(reader, root, score_fields, COUNT_OF(score_fields));
 }
@@ -413,7 +413,7 @@ int tv_request_read_verify(struct tv_request_reader *reader, const struct tv_jso
     }
     return rc < 0 || !request->has_rule
                ? rc
-               : tv_request_check_draft(request, request->rule, reader->problem);
+               : tv_request_check_rule(request, request->rule, reader->problem);
 }
 
 static int read_commit(struct tv_request_reader *reader, const struct tv_json_value *root)

@@ -165,6 +165,7 @@ struct tv_request {
     struct tv_alternative *alternatives; /* [alternative_count], owned; instead of `tree` */
     int32_t alternative_count;
     int hold;     /* verify: commit "hold" */
+    int commits;  /* verify: commit "auto", in so many words; a body without it is the same */
     int has_prev; /* verify: commit_prev, which settles the held round prev_seq */
     int32_t prev_seq;
     int32_t *path; /* [path_count], owned: commit, commit_prev; empty: nothing of it stays */
@@ -221,10 +222,10 @@ int tv_request_decode(enum tv_call_kind kind, const char *body, size_t body_byte
 /* One query parameter of a GET (already percent-decoded); unknown names are bad-request. */
 int tv_request_query(struct tv_request *request, const char *name, const char *value,
                      const struct tv_request_limits *limits, struct tv_problem *problem);
-/* Does the tree's draft fit the round's rule? The decoder has asked where the rule is in the body;
- * the session's own is asked by its owner. 0, or -EINVAL with *problem. */
-int tv_request_check_draft(const struct tv_request *request, enum tv_rule rule,
-                           struct tv_problem *problem);
+/* Do the tree's draft and `commit` fit the round's rule? The decoder has asked where the rule is in
+ * the body; the session's own is asked by its owner. 0, or -EINVAL with *problem. */
+int tv_request_check_rule(const struct tv_request *request, enum tv_rule rule,
+                          struct tv_problem *problem);
 /* SHA-256 over the canonical form of a decoded request, into both hashes; for the decoder. */
 void tv_request_hash(struct tv_request *request);
 /* The tree of a verify; alternative < 0: the only one. */

@@ -23,7 +23,8 @@ static void deepen(struct tv_problem *problem, size_t index)
     }
 }
 
-/* One item; `limits` has the bytes that the items before it have left. 0 or -ENOMEM. */
+/* One item, NULL for a number of many; `limits` has the bytes that the items before it have left. 0
+ * or -ENOMEM. */
 static int read_item(struct tv_request_reader *reader, const struct tv_json_value *value,
                      size_t index, struct tv_request_limits *limits, struct tv_request_item *item)
 {
@@ -34,7 +35,11 @@ static int read_item(struct tv_request_reader *reader, const struct tv_json_valu
 
     own.pointer_bytes = (size_t)used;
     tv_request_init(&item->request, TV_CALL_VERIFY);
-    rc = tv_request_read_verify(&own, value, 1);
+    if (value == NULL || tv_json_type(value) != TV_JSON_OBJECT) {
+        rc = tv_request_refuse(&own, TV_WRONG_TYPE, "an object is expected");
+    } else {
+        rc = tv_request_read_verify(&own, value, 1);
+    }
     if (rc == 0) {
         limits->inline_bytes -= item->request.want.inline_bytes_most;
         if (limits->fetch_bytes > 0) { /* within it; what is left of a limit is never no limit */
@@ -58,30 +63,25 @@ TV_REQUEST_READER(tv_request_read_items)
     struct tv_request *request = base;
     struct tv_request_limits limits = *reader->limits;
     const struct tv_json_value *item;
-    size_t count = tv_json_count(value), at = 0;
+    size_t count = tv_json_count(value);
     int rc = 0;
 
     (void)field; /* writes two members */
-    if (tv_json_type(value) != TV_JSON_ARRAY ||
-        (count > 0 && tv_json_first(value) == NULL)) { /* many numbers and nothing else */
+    if (tv_json_type(value) != TV_JSON_ARRAY) {
         return tv_request_refuse(reader, TV_WRONG_TYPE, "an array of objects is expected");
     }
     if (count < 1 || count > TV_BATCH_ITEMS_MAX) {
         return tv_request_refuse(reader, TV_WRONG_VALUE, "from 1 to %d items", TV_BATCH_ITEMS_MAX);
     }
-    for (item = tv_json_first(value); item != NULL; item = tv_json_next(item), at++) {
-        if (tv_json_type(item) != TV_JSON_OBJECT) {
-            return tv_request_refuse_item(reader, TV_WRONG_TYPE, at, "an object is expected");
-        }
-    }
     request->items = calloc(count, sizeof *request->items);
     if (request->items == NULL) {
         return -ENOMEM;
     }
-    for (item = tv_json_first(value); item != NULL && rc == 0; item = tv_json_next(item)) {
-        size_t index = (size_t)request->item_count;
-        rc = read_item(reader, item, index, &limits, &request->items[index]);
+    item = tv_json_first(value); /* none of many numbers and nothing else */
+    for (size_t i = 0; i < count && rc == 0; i++) {
+        rc = read_item(reader, item, i, &limits, &request->items[i]);
         request->item_count++;
+        item = item != NULL ? tv_json_next(item) : NULL;
     }
     return rc;
 }

@@ -1,7 +1,7 @@
 /*
  * request_draft.c - the distributions that a tree's children were drawn from: q_topk and q_dense.
  *
- * Reads them into the tree's draft and judges them against the tree and the round's rule. Refuses
+ * Reads them into the tree's draft and judges them, and `commit`, against the round's rule. Refuses
  * shapes that are not the tree's and arrays of another size; what a row says is tree_draft.c's.
  */
 #include <errno.h>
@@ -156,8 +156,8 @@ static int check_tree(const struct tv_tree *tree, const char *prefix, enum tv_ru
     return 0;
 }
 
-int tv_request_check_draft(const struct tv_request *request, enum tv_rule rule,
-                           struct tv_problem *problem)
+int tv_request_check_rule(const struct tv_request *request, enum tv_rule rule,
+                          struct tv_problem *problem)
 {
     char prefix[32];
     int rc = check_tree(&request->tree, "", rule, problem);
@@ -165,6 +165,11 @@ int tv_request_check_draft(const struct tv_request *request, enum tv_rule rule,
     for (int32_t i = 0; i < request->alternative_count && rc == 0; i++) {
         (void)snprintf(prefix, sizeof(prefix), "/alternatives/%d", (int)i); /* fits */
         rc = check_tree(&request->alternatives[i].tree, prefix, rule, problem);
+    }
+    if (rc == 0 && rule == TV_RULE_CLIENT && request->commits) {
+        tv_problem_set(problem, TV_WRONG_VALUE, "/commit",
+                       "/commit: rule client always holds; the client settles the round");
+        rc = -EINVAL;
     }
     return rc;
 }

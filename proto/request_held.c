@@ -20,12 +20,13 @@ TV_REQUEST_READER(tv_request_read_commit)
     size_t bytes = 0;
     const char *text = tv_json_string(value, &bytes);
 
-    (void)field; /* writes hold */
+    (void)field; /* writes two members */
     if (text == NULL) {
         return tv_request_refuse(reader, TV_WRONG_TYPE, "a string is expected");
     }
     request->hold = bytes == 4 && memcmp(text, "hold", 4) == 0;
-    if (!request->hold && !(bytes == 4 && memcmp(text, "auto", 4) == 0)) {
+    request->commits = bytes == 4 && memcmp(text, "auto", 4) == 0;
+    if (!request->hold && !request->commits) {
         return tv_request_refuse(reader, TV_WRONG_VALUE, "auto or hold is expected");
     }
     return 0;

@@ -356,14 +356,14 @@ static int skip(struct tv_sched *sched, struct tv_session *session, struct tv_ca
     return 1;
 }
 
-/* The draft's distributions against the rule that the session gives the round. */
-static int check_draft(const struct tv_session *session, const struct tv_request *request,
-                       struct tv_problem *problem)
+/* The draft's distributions and `commit` against the rule that the session gives the round. */
+static int check_rule(const struct tv_session *session, const struct tv_request *request,
+                      struct tv_problem *problem)
 {
     if (request->has_rule || request->kind == TV_CALL_SCORE) {
         return 0; /* the decoder has judged it */
     }
-    return tv_request_check_draft(request, session->sampling.rule, problem);
+    return tv_request_check_rule(request, session->sampling.rule, problem);
 }
 
 /* verify, extend, decode, rollback. 0: the job may be queued; 1: the call is answered or attached,
@@ -401,7 +401,7 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     case TV_SESSION_REFUSED:
         return -EINVAL;
     case TV_SESSION_BEHIND:
-        if (check_draft(session, request, problem) != 0 || admission(sched, job, problem) != 0) {
+        if (check_rule(session, request, problem) != 0 || admission(sched, job, problem) != 0) {
             return -EINVAL;
         }
         tv_sched_behind_add(session, job);
@@ -409,7 +409,7 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
     case TV_SESSION_RUN:
         break;
     }
-    return check_draft(session, request, problem) != 0 || admission(sched, job, problem) != 0
+    return check_rule(session, request, problem) != 0 || admission(sched, job, problem) != 0
                ? -EINVAL
                : tv_sched_round_begin(job, session, problem);
 }
@@ -433,7 +433,7 @@ static int check_detached(struct tv_sched *sched, struct job *job, struct tv_pro
             return -EINVAL;
         }
         if (tv_session_judge_tree(session, &request->tree, problem) != 0 ||
-            check_draft(session, request, problem) != 0 || admission(sched, job, problem) != 0) {
+            check_rule(session, request, problem) != 0 || admission(sched, job, problem) != 0) {
             return -EINVAL;
         }
         job->session = session;

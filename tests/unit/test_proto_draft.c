@@ -235,8 +235,8 @@ static void test_rule_and_draft(void **state)
     (void)state;
     snprintf(body, sizeof(body), "{" HEAD "," THREE "%s}", draft);
     accept(TV_CALL_VERIFY, body, &r); /* the session's rule is not known here */
-    assert_int_equal(tv_request_check_draft(&r, TV_RULE_RATIO_WOR, &problem), 0);
-    assert_int_equal(tv_request_check_draft(&r, TV_RULE_TYPICAL, &problem), -EINVAL);
+    assert_int_equal(tv_request_check_rule(&r, TV_RULE_RATIO_WOR, &problem), 0);
+    assert_int_equal(tv_request_check_rule(&r, TV_RULE_TYPICAL, &problem), -EINVAL);
     assert_string_equal(problem.pointer, "/tree/q_topk");
     tv_request_finish(&r);
     snprintf(body, sizeof(body), "{" HEAD "," THREE "%s,\"rule\":\"greedy\"}", draft);

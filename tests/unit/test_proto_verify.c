@@ -210,6 +210,9 @@ static void test_held(void **state)
     tv_request_finish(&r);
     refuse_verify("\"commit\":\"later\"", TV_WRONG_VALUE, "/commit");
     refuse_verify("\"commit\":true", TV_WRONG_TYPE, "/commit");
+    refuse_verify("\"commit\":\"auto\",\"rule\":\"client\"", TV_WRONG_VALUE, "/commit");
+    accept(TV_CALL_VERIFY, "{" HEAD "," TREE ",\"commit\":\"hold\",\"rule\":\"client\"}", &r);
+    tv_request_finish(&r);
     refuse_verify("\"commit_prev\":{\"seq\":7,\"path\":[0]}", TV_MISSING_FIELD,
                   "/commit_prev/next");
     refuse_verify("\"commit_prev\":{\"seq\":7,\"path\":[],\"next\":1}", TV_WRONG_VALUE,

@@ -131,15 +131,49 @@ static void every_item_refused(void **state)
     call_free(call);
 }
 
+/* What is no object is answered in its place, and the others run. */
+static void items_that_are_no_objects(void **state)
+{
+    struct fixture *fixture = *state;
+    static const char *const none[] = {"null", "7", "\"text\"", "[]", "true", "[{}]"};
+    const int32_t count = (int32_t)(sizeof none / sizeof none[0]);
+    struct client client;
+    char items[BODY] = "", pointer[48];
+    client_open(fixture, &client, 5, "");
+    for (int32_t i = 0; i < count; i++) {
+        text_add(none[i], items);
+    }
+    item_add(fixture, &client, 2, items);
+    struct tv_call *call = ask(fixture, TV_CALL_BATCH, "", "{\"items\":[%s]}", items);
+    assert_reply(call, 200);
+    assert_int_equal(mentions(call, "{\"status\":400,\"problem\":"), count);
+    assert_int_equal(mentions(call, "\"code\":\"wrong-type\""), count);
+    assert_int_equal(mentions(call, "{\"status\":200,\"body\":"), 1);
+    for (int32_t i = 0; i < count; i++) {
+        (void)snprintf(pointer, sizeof pointer, "\"pointer\":\"/items/%d\"", i);
+        assert_int_equal(mentions(call, pointer), 1);
+    }
+    call_free(call);
+    client_advance(fixture, &client, 2);
+    client_check(fixture, &client);
+    items[0] = '\0';
+    for (int32_t i = 0; i < TV_BATCH_ITEMS_MAX; i++) { /* so many that they are no values */
+        text_add(i % 2 == 0 ? "1" : "-1.5e3", items);
+    }
+    call = ask(fixture, TV_CALL_BATCH, "", "{\"items\":[%s]}", items);
+    assert_reply(call, 200);
+    assert_int_equal(mentions(call, "\"code\":\"wrong-type\""), TV_BATCH_ITEMS_MAX);
+    assert_int_equal(mentions(call, "\"pointer\":\"/items/63\""), 1);
+    call_free(call);
+}
+
 static void lists_that_are_none(void **state)
 {
     struct fixture *fixture = *state;
     static const struct {
         const char *items;
         enum tv_code code;
-    } bad[] = {{"[]", TV_WRONG_VALUE},
-               {"{}", TV_WRONG_TYPE},
-               {"[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]", TV_WRONG_TYPE}};
+    } bad[] = {{"[]", TV_WRONG_VALUE}, {"{}", TV_WRONG_TYPE}, {"17", TV_WRONG_TYPE}};
     char body[TV_BATCH_ITEMS_MAX * 3 + 64];
     struct tv_request request;
     struct tv_problem problem = {0};
@@ -279,6 +313,7 @@ int main(void)
         CASE(one_launch),
         CASE(faults_stay_with_their_item),
         CASE(every_item_refused),
+        CASE(items_that_are_no_objects),
         CASE(lists_that_are_none),
         CASE(the_client_leaves),
         cmocka_unit_test_setup_teardown(kept_answers_are_bounded, wide_setup, fixture_teardown),

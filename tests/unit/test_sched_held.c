@@ -190,6 +190,22 @@ static void test_rule_client_proposes_nothing(void **state)
     call = hold(fixture, &client, "");
     assert_status(call, "held");
     call_free(call);
+    call = hold(fixture, &client, ",\"commit\":\"auto\""); /* the body is the same: a replay */
+    assert_status(call, "held");
+    call_free(call);
+    client.seq++;
+    call = commit(fixture, &client, "\"path\":[]");
+    assert_status(call, "committed");
+    call_free(call);
+    client.seq++;
+    call = hold(fixture, &client, ",\"commit\":\"auto\""); /* it would be held all the same */
+    assert_refused(call, 422, "wrong-value");
+    assert_true(reply_mentions(call, "\"pointer\":\"/commit\""));
+    call_free(call);
+    client_check(fixture, &client);
+    call = hold(fixture, &client, ",\"commit\":\"auto\",\"rule\":\"greedy\"");
+    assert_status(call, "committed");
+    call_free(call);
 }
 
 static void test_paths_that_are_none(void **state)
