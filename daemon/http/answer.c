@@ -95,20 +95,10 @@ static int add_content_range(struct MHD_Response *response, size_t first, size_t
 }
 
 /* Where the session is that a create or fork has made: proxies learn from it who has it. */
-static int add_location(struct MHD_Response *response, const struct tv_buf *body)
+static int add_location(struct MHD_Response *response, const char *session)
 {
-    static const char member[] = "\"session\":\"";
     char text[64];
-    const char *id = memmem(body->data, body->bytes, member, sizeof member - 1);
-    if (id == NULL) {
-        return 0; /* an answer of another form */
-    }
-    id += sizeof member - 1;
-    const char *end = memchr(id, '"', body->bytes - (size_t)(id - body->data));
-    if (end == NULL || end - id > 32) {
-        return 0;
-    }
-    (void)snprintf(text, sizeof text, "/v1/sessions/%.*s", (int)(end - id), id);
+    (void)snprintf(text, sizeof text, "/v1/sessions/%s", session); /* fits */
     return add_header(response, "Location", text);
 }
 
@@ -153,7 +143,7 @@ enum MHD_Result tv_http_answer(struct http_conn *conn)
     }
     enum MHD_Result result = MHD_NO;
     if (add_headers(response, conn) == 0 &&
-        (reply->http_status != 201 || add_location(response, &reply->body) == 0) &&
+        (reply->session[0] == '\0' || add_location(response, reply->session) == 0) &&
         (!is_part || add_content_range(response, first, count, reply->body.bytes) == 0) &&
         tv_http_conn_enter(conn, HTTP_WRITING) == 0) {
         unsigned int status = is_part ? 206 : (unsigned int)reply->http_status;

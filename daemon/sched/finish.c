@@ -225,11 +225,13 @@ void tv_sched_job_reply(struct job *job, int http_status, struct tv_buf *body)
     for (struct tv_call *call = job->twins; call != NULL; call = call->next) {
         /* no member of a create's or fork's says whose call it was */
         reply_joined(job, call, creates(job), http_status, body, &together);
+        tv_sched_reply_made(call, job->round.session);
     }
     for (struct tv_call *call = job->watchers; call != NULL; call = call->next) {
         reply_joined(job, call, 0, http_status, body, &together);
     }
     tv_sched_reply_set(job->call, http_status, body);
+    tv_sched_reply_made(job->call, job->round.session);
 }
 
 /* And the calls that the end of its round has settled, after its own. */

@@ -241,6 +241,8 @@ void tv_sched_reply_set(struct tv_call *call, int http_status, struct tv_buf *bo
 void tv_sched_reply_replay(struct tv_call *call, const char *body, size_t bytes);
 /* The stored or just encoded answer of a create or fork, as it is. */
 void tv_sched_reply_stored(struct tv_call *call, int http_status, const char *body, size_t bytes);
+/* The answer is that of a create or fork, when it is 201: this is what it made. */
+void tv_sched_reply_made(struct tv_call *call, const char *session);
 /* Take the call out of a list: 1, or 0: it is not there. */
 int tv_sched_call_unlink(struct tv_call **list, const struct tv_call *call);
 /* Shorthand: one refusal with this code and text. */

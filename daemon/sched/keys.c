@@ -21,6 +21,7 @@ static void repeat(struct tv_sched *sched, struct tv_call *call, const struct tv
     const struct tv_request *request = &call->request;
     tv_sched_reply_stored(call, request->kind == TV_CALL_BATCH ? 200 : 201, entry->body,
                           entry->body_bytes);
+    tv_sched_reply_made(call, entry->made);
     if (tv_sessions_find(&sched->table, entry->made, call->principal, now_us, &session) == TV_OK) {
         tv_session_renew(session, 0, now_us);
     }

@@ -7,6 +7,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -140,6 +141,13 @@ void tv_sched_reply_replay(struct tv_call *call, const char *body, size_t bytes)
         copy.failed = tv_encode_mark_replayed(&copy);
     }
     reply_copy(call, 200, &copy);
+}
+
+void tv_sched_reply_made(struct tv_call *call, const char *session)
+{
+    if (call->reply.http_status == 201) {
+        (void)snprintf(call->reply.session, sizeof call->reply.session, "%s", session);
+    }
 }
 
 void tv_sched_reply_refuse(struct tv_call *call, enum tv_code code, const char *pointer,

@@ -26,6 +26,7 @@ struct tv_reply {
     int http_status;
     enum tv_code code;  /* of a problem; TV_OK: it is none */
     struct tv_buf body; /* owned by the call; failed: there is no answer, cut the connection */
+    char session[32];   /* that a create or fork has made, or "" */
     const char *content_type;                /* static text */
     const char *allow;                       /* Allow header or NULL; static text */
     int32_t retry_after_s;                   /* > 0: Retry-After */

@@ -158,6 +158,8 @@ class RetryTest(unittest.TestCase):
                 first = caller.call("POST", "/v1/sessions", body, headers)
                 again = caller.call("POST", "/v1/sessions", body, headers)
                 self.assertEqual((first.status, again.status, again.body), (201, 201, first.body))
+                where = {answer.headers["location"] for answer in (first, again)}
+                self.assertEqual(where, {"/v1/sessions/" + first.json["session"]})
                 answer = caller.call("POST", "/v1/sessions", other, headers)
                 self.assertEqual((answer.status, answer.json["code"]), (422, "seq-reused"))
             state = first.json
@@ -165,6 +167,7 @@ class RetryTest(unittest.TestCase):
             first = caller.call("POST", path + "/fork", fork, ["Idempotency-Key: f"])
             again = caller.call("POST", path + "/fork", fork, ["Idempotency-Key: f"])
             self.assertEqual((first.status, again.status, again.body), (201, 201, first.body))
+            self.assertEqual(first.headers["location"], "/v1/sessions/" + first.json["session"])
             back = {"seq": 1, "epoch": state["epoch"], "expected_len": 3, "len": 2}
             answer = caller.call("POST", path + "/rollback", back, ["Idempotency-Key: of no effect"])
             self.assertEqual((answer.status, answer.json["pending"]), (200, 3))
@@ -220,6 +223,31 @@ class RetryTest(unittest.TestCase):
             self.assertEqual(daemon.stat()[0], launches + 1)
             for caller in callers:
                 caller.close()
+
+    def test_a_deadline_does_not_wait_for_the_launch_before(self):
+        """504 while another session's launch lasts, nothing committed, and the same number is still free."""
+        with FixedDaemon("--drain-grace-s", "0") as daemon:
+            busy, caller = Caller(daemon), Caller(daemon)
+            first, second = busy.session(), caller.session()
+            launches = daemon.stat()[0]
+            daemon.hold()
+            busy.sock.sendall(request_bytes("POST", verify_path(first), json.dumps(round_body(first)).encode()))
+            wait_until(lambda: daemon.stat()[0] == launches + 1, 5, "the round is launched")
+            start = time.monotonic()
+            answer = caller.call("POST", verify_path(second), round_body(second, deadline_ms=200))
+            seconds = time.monotonic() - start
+            self.assertEqual((answer.status, answer.code), (504, "deadline"))
+            self.assertFalse(answer.json["committed"])
+            self.assertGreaterEqual(seconds, 0.2)
+            state = caller.call("GET", f"/v1/sessions/{second['session']}").json
+            self.assertEqual((state["next_seq"], state["committed_len"]), (1, second["committed_len"]))
+            daemon.release()
+            self.assertEqual(busy.reader.answer("POST", verify_path(first)).status, 200)
+            self.assertEqual(daemon.stat()[0], launches + 1)  # it never ran
+            again = caller.call("POST", verify_path(second), round_body(second))
+            self.assertEqual((again.status, again.json["replayed"]), (200, False))
+            busy.close()
+            caller.close()
 
 
 if __name__ == "__main__":

@@ -33,8 +33,12 @@ static struct tv_call *keyed(struct fixture *fixture, enum tv_call_kind kind, co
 
 static void assert_same(const struct tv_call *one, const struct tv_call *other)
 {
+    char session[32];
     assert_reply(one, 201);
     assert_reply(other, 201);
+    reply_text(one, "session", session, sizeof session);
+    assert_string_equal(one->reply.session, session); /* of the Location header */
+    assert_string_equal(other->reply.session, session);
     assert_int_equal(one->reply.body.bytes, other->reply.body.bytes);
     assert_memory_equal(one->reply.body.data, other->reply.body.data, one->reply.body.bytes);
 }
