@@ -118,6 +118,11 @@ class Cli(unittest.TestCase):
                         self.assertIn("unauthenticated", error)
                     _, error = self.run_client("parity", "--key-file", none, url=proxy.url, code=66)
                     self.assertIn("its first line is no key", error)
+                    self.assertIn("vocabulary 260", self.run_client("health", "--key-file", own, url=proxy.url)[0])
+                    text, _ = self.run_client("health", url=proxy.url)  # as a container's probe, which has no key
+                    self.assertIn("alive, ready", text)
+                    self.assertNotIn("vocabulary", text)
+                    self.run_client("health", "--key-file", other, url=proxy.url, code=76)
                 finally:
                     proxy.close()
 
