@@ -4,8 +4,9 @@
 #
 # ROOT is an empty folder to build the new root on. UNITS has all units there are: those of the host are not seen, so
 # nothing of it is started. FILES is seen as /files, and /files/check.sh runs once; what it leaves there is the result.
-# Nothing outside of the namespaces is changed: /usr and the kernel's settings are read-only, the rest is in memory.
+# Nothing outside of the namespaces is changed: /usr is read-only, the rest is in memory.
 set -eu
+. "$(dirname "$0")/machine.sh"
 root=$1 units=$2 files=$3
 
 mount --make-rprivate /
@@ -26,23 +27,6 @@ printf 'passwd: files systemd\ngroup: files systemd\n' >etc/nsswitch.conf
 printf '0123456789abcdef0123456789abcdef\n' >etc/machine-id
 touch etc/os-release
 
-mount -t proc proc proc
-mount --bind proc/sys proc/sys
-mount -o remount,bind,ro proc/sys
-mount -t sysfs -o ro sysfs sys
-mount -t cgroup2 cgroup2 sys/fs/cgroup
-mount -t tmpfs -o mode=755 tmpfs dev
-mkdir dev/shm dev/pts
-for node in null zero full random urandom tty; do
-    touch "dev/$node"
-    mount --bind "/dev/$node" "dev/$node"
-done
-mount -t tmpfs -o mode=755 tmpfs run
-mount -t tmpfs -o mode=1777 tmpfs tmp
-ip link set lo up
-
-pivot_root . old # a chroot could make no user namespaces
-umount -l /old
-mount --make-rshared / # credentials come from the manager to a service through this
-export container=private SYSTEMD_UNIT_PATH=/etc/systemd/system
-exec /lib/systemd/systemd --system --unit=default.target --log-target=null --show-status=0
+machine_mounts
+machine_enter systemd
+machine_systemd /etc/systemd/system
