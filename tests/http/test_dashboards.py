@@ -1,7 +1,8 @@
 """deploy/grafana and deploy/prometheus against what a daemon really exports.
 
-Every metric, label and label value that a dashboard or a rule names is in a scrape of the shipped daemon; with
-promtool (Debian: prometheus) every expression is parsed and the alerts are run on made-up series.
+Every metric, label and label value that a dashboard or a rule names is in a scrape of the shipped daemon. With
+promtool (Debian: prometheus) that scrape is linted, every expression parsed, and the alerts run on made-up series. A
+Prometheus that runs with the shipped configuration then scrapes the daemon itself, and every panel has something to show.
 """
 
 import json
@@ -10,10 +11,13 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 import unittest
+import urllib.parse
+import urllib.request
 
 import yaml
-from harness import Caller
+from harness import Caller, round_body, verify_path
 from metrics import parse
 from real import RealDaemon
 
@@ -99,6 +103,49 @@ def faults(expression, legend, names):
     return found
 
 
+class Prometheus:
+    """The server of the path, on a port of its own, with the shipped configuration: another target, seconds for minutes."""
+
+    def __init__(self, daemon, folder):
+        shutil.copy(RULES, folder)
+        with open(CONFIG, encoding="utf-8") as file:
+            config = yaml.safe_load(file)
+        config["global"] = {name: "1s" for name in config["global"]}
+        config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{daemon.admin_port}"]}]
+        path = os.path.join(folder, "prometheus.yaml")
+        with open(path, "w", encoding="utf-8") as file:
+            yaml.safe_dump(config, file)
+        self.log = os.path.join(folder, "log")
+        command = ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={folder}/data", "--web.listen-address=127.0.0.1:0"]
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder)
+
+    def __enter__(self):
+        end = time.monotonic() + 60
+        found = None
+        while found is None:
+            with open(self.log, encoding="utf-8") as log:
+                text = log.read()
+            assert self.process.poll() is None and time.monotonic() < end, text
+            found = re.search(r'msg="Listening on" address=(\S+)', text)
+            time.sleep(0.1)
+        self.url = f"http://{found.group(1)}/api/v1/"
+        return self
+
+    def __exit__(self, *reason):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+    def ask(self, what, **fields):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        query = "?" + urllib.parse.urlencode(fields) if fields else ""
+        with opener.open(self.url + what + query, timeout=60) as answer:
+            return json.load(answer)["data"]
+
+    def query(self, expression):
+        return self.ask("query", query=expression)["result"]
+
+
 class DashboardsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -106,7 +153,8 @@ class DashboardsTest(unittest.TestCase):
             caller = Caller(daemon, admin=True)
             first = caller.call("GET", "/metrics")  # the first one is an answer that the second counts
             assert first.status == 200
-            cls.names = sample_names(parse(caller.call("GET", "/metrics").body.decode()))
+            cls.scrape = caller.call("GET", "/metrics").body.decode()
+            cls.names = sample_names(parse(cls.scrape))
             caller.close()
 
     def test_every_name_is_exported(self):
@@ -177,9 +225,46 @@ class DashboardsTest(unittest.TestCase):
                 yaml.safe_dump({"groups": [{"name": "board", "rules": recorded}]}, file)
             self.run_promtool("check", "rules", path)
 
-    def run_promtool(self, *words):
-        done = subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=120)
+    @unittest.skipUnless(shutil.which("promtool"), "promtool is not installed (Debian: prometheus)")
+    def test_the_scrape_is_clean(self):
+        """Names, types, help and units as Prometheus wants them; and the lint is one."""
+        self.assertEqual(self.run_promtool("check", "metrics", text=self.scrape), "")
+        done = subprocess.run(["promtool", "check", "metrics"], input="# TYPE a_total gauge\na_total 1\n", capture_output=True, text=True)
+        self.assertNotEqual(done.returncode, 0)
+
+    @unittest.skipUnless(shutil.which("prometheus"), "prometheus is not installed")
+    def test_a_prometheus_shows_it(self):
+        """Its own targets, rules and answers: what each panel, legend and variable asks for is there, and no alert is."""
+        with RealDaemon("--pages", "64", "--shadow", "all") as daemon, tempfile.TemporaryDirectory() as folder:
+            caller = Caller(daemon)
+            self.addCleanup(caller.close)
+            state = caller.call("POST", "/v1/sessions", {"tokens": [5, 6, 7]}).json
+            with Prometheus(daemon, folder) as prometheus:
+                end = time.monotonic() + 90
+                while not prometheus.query('count_over_time(up{job="treeverify"}[1m]) >= 4'):
+                    self.assertLess(time.monotonic(), end, "it does not scrape")
+                    answer = caller.call("POST", verify_path(state), round_body(state, [40, 41], [0, 0]))
+                    self.assertEqual(answer.status, 200, answer.body)
+                    state.update(answer.json)
+                    time.sleep(0.2)
+                self.assertTrue(all(value["value"][1] == "1" for value in prometheus.query("up")))
+                alerts = {rule["alert"] for rule in rules()}
+                asked = [one for one in expressions() if one[0] not in alerts]
+                self.assertGreater(len(asked), 30)
+                for where, expression, legend in asked:
+                    got = prometheus.query(re.sub(r" (> 0|!= 0)$", "", plain(expression)))  # also what has not happened
+                    with self.subTest(where, expression=expression, legend=legend):
+                        self.assertTrue(got)
+                        for label in LEGEND.findall(legend):
+                            self.assertTrue(all(label in one["metric"] for one in got), got)
+                found = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+                self.assertEqual({(rule["name"], rule["health"], rule["state"]) for rule in found},
+                                 {(rule["alert"], "ok", "inactive") for rule in rules()})
+
+    def run_promtool(self, *words, text=None):
+        done = subprocess.run(["promtool", *words], input=text, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stderr + (done.stdout if text is not None else "")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The status page in headless Chromium: what it shows, with and without a key, on a phone, in the dark.
 
-Pictures are kept in TV_SHOTS. Exit 77 with the reason where the browser is not installed.
+Pictures are kept in TV_SHOTS. Exit 77 with the reason where the browser is not installed, or shows not even an empty page.
 """
 
 import os
@@ -11,7 +11,7 @@ import unittest
 from harness import Caller, FixedDaemon, round_body, verify_path, wait_until
 from real import RealDaemon
 from test_planted import PlantedDaemon
-from webdriver import Browser, Missing
+from webdriver import Browser, Failed, Missing
 
 SHOTS = os.environ.get("TV_SHOTS", "")
 SECRET = "root-secret-1111111111"
@@ -271,9 +271,9 @@ class BrowserTest(unittest.TestCase):
 
 if __name__ == "__main__":
     try:
-        with Browser():
-            pass
-    except Missing as missing:
-        print(f"skipped: {missing}")
+        with Browser() as browser:
+            browser.open("about:blank")
+    except (Missing, Failed) as reason:
+        print(f"skipped: {reason}")
         sys.exit(77)
     unittest.main(verbosity=1)
