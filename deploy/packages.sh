@@ -9,7 +9,11 @@ tv_packages_build="gcc libc6-dev pkgconf meson ninja-build
     curl" # curl: the README's requests by hand
 tv_packages_test="libcmocka-dev python3 python3-numpy python3-jsonschema python3-yaml python3-httpx python3-pytest python3-venv
     python3-setuptools python3-wheel python3-matplotlib openssl
-    mypy clang-format-14 clang-14 libclang-rt-14-dev binutils mandoc haproxy"
+    mypy clang-format-14 clang-14 libclang-rt-14-dev binutils mandoc haproxy locales"
+# what tests start beside that, each skipped where it cannot be had: systemd's judge, ps(1), a browser, a shell
+tv_packages_programs="systemd procps chromium chromium-driver zsh"
+# of these only the programs are wanted: installed, they are services
+tv_packages_unpacked="prometheus"
 # of PyPI: the bundled drafter's runtime, the linter; without what it depends on, which the tests do not use
 tv_python_test="onnxruntime==1.32.0 ruff==0.17.6"
 tv_python_test_alone="tokenizers==0.23.3"
@@ -41,4 +45,18 @@ tv_packages_install() {
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
         $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends \
             $missing >/dev/null
+}
+
+# tv_packages_unpack FOLDER NAME...: what is in these packages goes below FOLDER; nothing is installed, nobody is root.
+tv_packages_unpack() {
+    local folder=$1 package archives
+    shift
+    archives=$(mktemp -d) || return 1
+    for package in "$@"; do
+        if ! (cd "$archives" && apt-get download -qq "$package" && dpkg-deb -x "$package"_*.deb "$folder") 2>/dev/null; then
+            rm -r "$archives"
+            return 1
+        fi
+    done
+    rm -r "$archives"
 }

@@ -2,13 +2,13 @@
 # run-all.sh - build and run every test; the last line is "N passed, N failed".
 #
 # usage: tests/run-all.sh [BUILD...]    of: plain address thread fuzz cuda (default: all that apply)
-# Installs missing packages. plain is the whole suite; address (ASan, UBSan) and thread (TSan) repeat
-# it with loops shortened by TV_TEST_SCALE, without the checks of the sources and, under TSan, without
-# what has no threads to race (tests/meson.build); fuzz runs every libFuzzer target (clang, ASan,
-# UBSan) for TV_FUZZ_SECONDS (5) each, from its corpus; cuda compiles the CUDA library where nvcc is
-# found. A compiler's warning fails its build. plain and address run on a KV pool filled with NaN
-# wherever nothing is held (TREEVERIFY_POISON, read by fixtures and daemons), thread on the pool as
-# shipped. A test that is skipped counts as neither. Exit 1 when anything failed or nothing ran.
+# Installs missing packages; a browser and its like, which a test or two start, may be missing still, and those say so.
+# plain is the whole suite; address (ASan, UBSan) and thread (TSan) repeat it with loops shortened by TV_TEST_SCALE,
+# without the checks of the sources and, under TSan, without what has no threads to race (tests/meson.build); fuzz runs
+# every libFuzzer target (clang, ASan, UBSan) for TV_FUZZ_SECONDS (5) each, from its corpus; cuda compiles the CUDA
+# library where nvcc is found. A compiler's warning fails its build. plain and address run on a KV pool filled with NaN
+# wherever nothing is held (TREEVERIFY_POISON, read by fixtures and daemons), thread on the pool as shipped. A test that
+# is skipped counts as neither. Exit 1 when anything failed or nothing ran.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . deploy/packages.sh
@@ -76,6 +76,9 @@ PY
 if ! tv_packages_install $tv_packages_build $tv_packages_test $tv_packages_package; then
     failed_builds=$((failed_builds + 1))
 fi
+if ! tv_packages_install $tv_packages_programs; then
+    echo "not installed: $tv_packages_programs"
+fi
 mkdir -p build
 # what Debian does not have, from PyPI in a folder of its own; its tests are skipped where it cannot be had
 extras=$PWD/build/extras
@@ -85,8 +88,11 @@ if [ ! -e "$extras/complete" ]; then
         timeout 60 "$extras/bin/pip" install --quiet --disable-pip-version-check --no-deps $tv_python_test_alone &&
         touch "$extras/complete" || echo "not from PyPI: $tv_python_test $tv_python_test_alone"
 fi
+if [ ! -e "$extras/unpacked" ] && [ ! -x /usr/bin/promtool ]; then
+    tv_packages_unpack "$extras/unpacked" $tv_packages_unpacked || echo "not unpacked: $tv_packages_unpacked"
+fi
 PYTHONPATH=$("$extras/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-PATH="$PATH:$extras/bin"
+PATH="$PATH:$extras/bin:$extras/unpacked/usr/bin"
 export PYTHONPATH
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0

@@ -33,10 +33,13 @@ def packages(name):
 def settings(arguments):
     """What the daemon makes of these: {key: value}. Its files are this test's, with the same names of options."""
     with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(os.path.join(folder, "..2026"))  # as a secret is mounted: links, and the group may read
+        os.symlink("..2026", os.path.join(folder, "..data"))
         keys = os.path.join(folder, "keys")
+        os.symlink(os.path.join("..data", "keys"), keys)
         with open(keys, "w") as file:
             file.write("someone:verify:a-secret-of-16-bytes\n")
-        os.chmod(keys, 0o600)
+        os.chmod(keys, 0o440)
         arguments = [re.sub(r"/run/secrets/\S+", keys, argument) for argument in arguments]
         env = {name: value for name, value in os.environ.items() if not name.startswith("TREEVERIFY_")}
         done = subprocess.run([DAEMON, *arguments, "--print-config"], capture_output=True, text=True, env=env)
@@ -76,9 +79,28 @@ def check_manifest():
     closed = container["securityContext"]
     assert closed["readOnlyRootFilesystem"] and closed["capabilities"] == {"drop": ["ALL"]}
     assert closed["allowPrivilegeEscalation"] is False and pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    # the user of the image, who reads the secret through its group and writes the volume through fsGroup
+    user, group = (int(number) for number in dict(instructions("Dockerfile.cuda"))["USER"].split(":"))
+    outer = pod["spec"]["securityContext"]
+    assert (outer["runAsUser"], outer["runAsGroup"], outer["fsGroup"]) == (user, group, group), outer
+    (secret,) = (volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume)
+    assert secret["defaultMode"] == 0o440, secret
+    assert got["api_key_file"].endswith("/keys")
+    assert container["image"] == "treeverify:cuda" and f"-t {container['image']} ." in head("Dockerfile.cuda")
+    assert (got["backend"], container["resources"]["limits"]["nvidia.com/gpu"]) == ("cuda", 1), "one device a daemon"
+    variables = {entry["name"] for entry in container.get("env", ())}
+    with open(path("config", "OPTIONS.md"), encoding="utf-8") as file:
+        assert variables <= set(re.findall(r"`(TREEVERIFY_\w+)`", file.read())), variables
+    assert int(got["drain_grace_s"]) >= PROBES["readinessProbe"][1], "who drains serves until readiness has failed"
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(ports["admin"])
     service = documents["Service"]["spec"]
     assert service["selector"].items() <= pod["metadata"]["labels"].items()
     assert service["ports"][0]["targetPort"] in ports
+
+
+def head(name):
+    with open(path("containers", name), encoding="utf-8") as file:
+        return "".join(line for line in file if line.startswith("#"))
 
 
 def instructions(name):
@@ -135,8 +157,22 @@ def check_packages():
     return len(owners)
 
 
+def check_readme():
+    """Every package that is installed has its reason in the README."""
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        needs = file.read().split("\n## What it needs\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"[\w.+-]+", "".join(line.split("|")[1] for line in needs.splitlines() if line.startswith("| "))))
+    with open(path("packages.sh"), encoding="utf-8") as file:
+        lists = re.findall(r"^(tv_(?:packages|python)_\w+)=", file.read(), re.M)
+    assert len(lists) == 8, lists
+    for name in lists:
+        missing = {package.split("==")[0] for package in packages(name)} - named
+        assert not missing, f"{name}: the README does not say what for: {missing}"
+
+
 def main():
     check_manifest()
+    check_readme()
     assert check_image("Dockerfile.cpu")["backend"] == "cpu"
     assert check_image("Dockerfile.cuda")["backend"] == "cuda"
     if os.path.exists("/etc/debian_version") and open("/etc/debian_version").read().startswith("12"):
