@@ -277,11 +277,17 @@ static void collect_level(struct tv_drafter *drafter, int level, int32_t depth_m
     int32_t at = drafter->links[level][end]; /* the chain's newest entry is the suffix itself */
     int taken = 0;
     for (int steps = 0; at != NONE && steps < STEPS_MAX && taken < MATCHES_MAX; steps++) {
+        int32_t next = drafter->links[level][at];
+        if (next != NONE) { /* positions lie anywhere in a store that no cache holds */
+            __builtin_prefetch(drafter->links[level] + next);
+            __builtin_prefetch(drafter->tokens + (size_t)next - len);
+            __builtin_prefetch(drafter->tokens + next + TV_DRAFTER_DEPTH_MAX - 1);
+        }
         if (memcmp(drafter->tokens + (size_t)at - len, suffix, len * sizeof(*suffix)) == 0) {
             add_continuation(drafter, (size_t)at, depth_max, suffix_weights[level]);
             taken++;
         }
-        at = drafter->links[level][at];
+        at = next;
     }
 }
 
@@ -331,6 +337,8 @@ int tv_drafter_draft(struct tv_drafter *drafter, int32_t nodes_max, int32_t dept
         drafter->count == drafter->context_from) {
         return -EINVAL;
     }
+    /* a node of the tree has all nodes above it beside it: deeper ones could not be chosen */
+    depth_max = depth_max < nodes_max - 1 ? depth_max : nodes_max - 1;
     drafter->trie_count = 0;
     int32_t root = add_node(drafter, NONE, drafter->tokens[drafter->count - 1]);
     drafter->trie[root].chance = 1.0;
