@@ -142,6 +142,27 @@ static int is_status(const struct tv_json_value *root, const struct tv_client_as
     return (strcmp(status, "held") == 0) == (ask->holds != 0);
 }
 
+/* The server's costs, a hint: what is no ascending list of pairs is none. */
+static void read_costs(const struct tv_json *doc, const struct tv_json_value *curve,
+                       struct tv_client_round *round)
+{
+    int32_t count = 0, before = 0;
+    const struct tv_json_value *pair = tv_json_first(curve);
+    for (; pair != NULL && count < TV_CLIENT_COSTS_MAX; pair = tv_json_next(pair), count++) {
+        int64_t nodes, us;
+        const struct tv_json_value *first = tv_json_first(pair);
+        const struct tv_json_value *second = first != NULL ? tv_json_next(first) : NULL;
+        if (second == NULL || tv_json_int(doc, first, &nodes) != 0 ||
+            tv_json_int(doc, second, &us) != 0 || nodes <= before || nodes > TV_CLIENT_NODES_MAX ||
+            us < 0) {
+            return;
+        }
+        round->cost_nodes[count] = before = (int32_t)nodes;
+        round->cost_us[count] = us;
+    }
+    round->cost_count = count;
+}
+
 /* Everything but the session's progress. 0; -EBADMSG; -ENOMEM; *ret_round is the caller's. */
 static int read_round(const struct tv_json *doc, const struct tv_json_value *root,
                       const struct tv_client_ask *ask, struct tv_client_round *ret_round)
@@ -177,6 +198,7 @@ static int read_round(const struct tv_json *doc, const struct tv_json_value *roo
     round->server_us = number_of(doc, times, "total");
     round->batch = (int32_t)number_of(doc, times, "batch");
     round->useful_nodes = (int32_t)number_of(doc, tv_json_member(root, "hint"), "max_useful_nodes");
+    read_costs(doc, tv_json_member(tv_json_member(root, "hint"), "verify_us"), round);
     return 0;
 }
 

@@ -75,6 +75,7 @@ extern "C" {
 #define TV_CLIENT_SEED_DIGITS_MAX   20
 #define TV_CLIENT_SALT_BYTES_MAX    64
 #define TV_CLIENT_GUESSES_MAX       32
+#define TV_CLIENT_COSTS_MAX         4 /* sizes whose cost an answer tells */
 #define TV_CLIENT_BODY_BYTES_MAX    (16u << 20)
 
 struct tv_client;
@@ -229,6 +230,10 @@ struct tv_client_round {
     int32_t *row_nodes; /* [row_count], owned: nodes whose logits were asked for */
     float *logits;      /* [row_count][vocab], owned: raw, before temperature and filters */
     int32_t row_count, vocab;
+    /* the server's hint: what launches of up to so many nodes take there, ascending [cost_count] */
+    int32_t cost_nodes[TV_CLIENT_COSTS_MAX];
+    int64_t cost_us[TV_CLIENT_COSTS_MAX];
+    int32_t cost_count; /* 0: not given */
 };
 
 struct tv_client_events; /* a followed session */

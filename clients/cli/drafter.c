@@ -48,6 +48,7 @@ struct tv_drafter {
     int32_t *frontier;     /* [TRIE_MAX] nodes whose parent is placed */
     int32_t *tree_tokens;  /* [TRIE_MAX] */
     int32_t *tree_parents; /* [TRIE_MAX] */
+    double *tree_chances;  /* [TRIE_MAX] */
 };
 
 static uint32_t hash_suffix(const struct tv_drafter *drafter, size_t end, int32_t len)
@@ -139,8 +140,9 @@ static int create_tables(struct tv_drafter *drafter, size_t store_count)
     drafter->frontier = malloc(TRIE_MAX * sizeof(*drafter->frontier));
     drafter->tree_tokens = malloc(TRIE_MAX * sizeof(*drafter->tree_tokens));
     drafter->tree_parents = malloc(TRIE_MAX * sizeof(*drafter->tree_parents));
+    drafter->tree_chances = malloc(TRIE_MAX * sizeof(*drafter->tree_chances));
     if (drafter->trie == NULL || drafter->frontier == NULL || drafter->tree_tokens == NULL ||
-        drafter->tree_parents == NULL) {
+        drafter->tree_parents == NULL || drafter->tree_chances == NULL) {
         return -ENOMEM;
     }
     return 0;
@@ -195,6 +197,7 @@ void tv_drafter_destroy(struct tv_drafter *drafter)
     free(drafter->frontier);
     free(drafter->tree_tokens);
     free(drafter->tree_parents);
+    free(drafter->tree_chances);
     free(drafter);
 }
 
@@ -309,6 +312,7 @@ static int32_t choose(struct tv_drafter *drafter, int32_t nodes_max)
     drafter->trie[0].placed = 0;
     drafter->tree_tokens[0] = drafter->trie[0].token;
     drafter->tree_parents[0] = -1;
+    drafter->tree_chances[0] = 1.0;
     int32_t frontier_count = push_children(drafter, 0, 0);
     while (count < nodes_max && frontier_count > 0) {
         int32_t best = 0;
@@ -323,6 +327,7 @@ static int32_t choose(struct tv_drafter *drafter, int32_t nodes_max)
         struct node *node = &drafter->trie[index];
         node->placed = count;
         drafter->tree_tokens[count] = node->token;
+        drafter->tree_chances[count] = node->chance;
         drafter->tree_parents[count] = drafter->trie[node->parent].placed;
         count++;
         frontier_count = push_children(drafter, index, frontier_count);
@@ -348,5 +353,6 @@ int tv_drafter_draft(struct tv_drafter *drafter, int32_t nodes_max, int32_t dept
     ret_draft->count = choose(drafter, nodes_max);
     ret_draft->tokens = drafter->tree_tokens;
     ret_draft->parents = drafter->tree_parents;
+    ret_draft->chances = drafter->tree_chances;
     return 0;
 }

@@ -21,6 +21,7 @@ struct tv_drafter;
 struct tv_draft {
     const int32_t *tokens;
     const int32_t *parents; /* parents[0] = -1, parents[i] < i */
+    const double *chances;  /* estimated, of each node's whole path: 1 for node 0, never rising */
     int32_t count;          /* >= 1 */
 };
 

@@ -32,7 +32,7 @@ static const char help[] =
     "\n"
     "  --store FILE      text that the drafter knows\n"
     "  --nodes N|auto    nodes of a tree, node 0 included (33; at most what the server takes);\n"
-    "                    auto: what the server says is worth it\n"
+    "                    auto: what is worth it, by what rounds cost and drafts bring\n"
     "  --max-tokens N    new tokens (200)\n"
     "  --temperature T   0 is greedy, the default\n"
     "  --seed N          for temperatures above 0; the same seed gives the same text\n"
@@ -72,6 +72,7 @@ struct run {
     struct tv_drafter *drafter;        /* NULL without drafts */
     struct tv_report *report;          /* NULL: none is wanted */
     struct tv_speculation speculation; /* with drafts */
+    struct tv_budget budget;           /* with --nodes auto */
     int32_t *tokens;                   /* [tokens_max] */
     char *own; /* [tokens_max] 1: drawn by the model, 0: an accepted draft */
     int32_t count;
@@ -258,6 +259,7 @@ static int generate(struct run *run, const int32_t *prompt, int32_t prompt_count
                                 .drafter = run->drafter,
                                 .stop_ids = run->plan->stop_ids,
                                 .stop_count = run->plan->stop_count,
+                                .budget = run->plan->nodes_auto ? &run->budget : NULL,
                                 .ahead = run->plan->ahead ? (int32_t)run->plan->guesses : 0};
     run->start_s = now_s();
     error = take(run, &state_of(run)->pending, 1, 1); /* the prompt's pass gave the first token */

@@ -28,9 +28,17 @@ static int draft_tree(struct tv_speculation *spec, int32_t nodes, int32_t depth,
     struct tv_draft draft;
     int error = tv_drafter_draft(spec->drafter, nodes, depth, &draft);
     if (error == 0) {
+        if (spec->budget !=
+            NULL) { /* nodes stand in the order of their chance: the best are first */
+            draft.count = tv_budget_fit(spec->budget, draft.chances, draft.count);
+        }
         memcpy(ret_sent->tokens, draft.tokens, (size_t)draft.count * sizeof(*draft.tokens));
         memcpy(ret_sent->parents, draft.parents, (size_t)draft.count * sizeof(*draft.parents));
         ret_sent->count = draft.count;
+        ret_sent->promised = 0.0;
+        for (int32_t i = 1; i < draft.count; i++) {
+            ret_sent->promised += draft.chances[i];
+        }
     }
     return error;
 }
@@ -159,6 +167,9 @@ int tv_speculate(struct tv_speculation *spec, int32_t nodes, int64_t left,
     }
     if (error == 0) {
         spec->ran = *sent;
+        if (spec->budget != NULL) {
+            tv_budget_learn(spec->budget, sent->promised, spec->ahead == 0, ret_round);
+        }
         if (spec->ahead > 0 && ret_round->guess >= 0) {
             *sent = spec->next[ret_round->guess];
             spec->right++;

@@ -8,12 +8,14 @@
 #define TV_CLI_SPECULATE_H
 
 #include "clients/c/treeverify-client.h"
+#include "clients/cli/budget.h"
 #include "clients/cli/drafter.h"
 
 /* A tree; the drafter's own arrays are gone with its next one. */
 struct tv_sent {
     int32_t tokens[TV_CLIENT_NODES_MAX], parents[TV_CLIENT_NODES_MAX];
     int32_t count;
+    double promised; /* chances of its drafts together */
 };
 
 struct tv_speculation {
@@ -21,6 +23,8 @@ struct tv_speculation {
     struct tv_drafter *drafter;        /* not owned; its context is the session's text */
     const int32_t *stop_ids;           /* [stop_count] */
     int32_t stop_count;
+    struct tv_budget *budget; /* cuts trees to what is worth sending, and learns; NULL: none is cut;
+                                 not owned */
     int32_t ahead;      /* ends that are guessed behind each tree, at most; 0: none is sent ahead */
     int32_t sent_ahead; /* rounds behind which guesses were sent */
     int32_t right;      /* of which one was right */

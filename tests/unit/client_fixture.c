@@ -190,7 +190,7 @@ const char round_1[] =
     "\"pending\":77,\"new_tokens\":[11,12,77],\"committed_len\":6,"
     "\"digest\":\"" DIGEST_6 "\",\"next_seq\":2,\"rule\":\"greedy\","
     "\"finish\":null,\"timing_us\":{\"queue\":4,\"gpu\":1000,\"total\":1234,\"batch\":3},"
-    "\"hint\":{\"max_useful_nodes\":9},\"replayed\":true}";
+    "\"hint\":{\"max_useful_nodes\":9,\"verify_us\":[[1,700],[16,1500]]},\"replayed\":true}";
 
 int64_t now_ms(void)
 {

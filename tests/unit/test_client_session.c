@@ -44,6 +44,10 @@ static void lost_round_is_sent_again_unchanged(void **state)
     assert_int_equal(round.gpu_us, 1000);
     assert_int_equal(round.batch, 3);
     assert_int_equal(round.useful_nodes, 9);
+    assert_int_equal(round.cost_count, 2);
+    assert_int_equal(round.cost_nodes[1], 16);
+    assert_int_equal(round.cost_us[0], 700);
+    assert_int_equal(round.cost_us[1], 1500);
     assert_int_equal(round.attempts, 3);
     assert_int_equal(round.recovered, TV_CLIENT_NOT_RECOVERED);
     const struct tv_client_state *now = tv_client_session_state(session);
