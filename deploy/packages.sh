@@ -17,6 +17,8 @@ tv_packages_unpacked="prometheus"
 # of PyPI: the bundled drafter's runtime, the linter; without what it depends on, which the tests do not use
 tv_python_test="onnxruntime==1.32.0 ruff==0.17.6"
 tv_python_test_alone="tokenizers==0.23.3"
+# of PyPI, away from Debian's modules: the contract from outside
+tv_python_contract="schemathesis==4.32.5"
 # beside those of the build, for deploy/package.sh and for the test of what it makes
 tv_packages_package="build-essential debhelper dh-python fakeroot python3-all pybuild-plugin-pyproject
     python3-setuptools python3-wheel lintian mmdebstrap"

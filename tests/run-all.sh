@@ -5,7 +5,7 @@
 # Installs missing packages; a browser and its like, which a test or two start, may be missing still, and those say so.
 # plain is the whole suite; address (ASan, UBSan) and thread (TSan) repeat it with loops shortened by TV_TEST_SCALE,
 # without the checks of the sources and, under TSan, without what has no threads to race (tests/meson.build); fuzz runs
-# every libFuzzer target (clang, ASan, UBSan) for TV_FUZZ_SECONDS (5) each, from its corpus; cuda compiles the CUDA
+# every libFuzzer target (clang, ASan, UBSan) for TV_FUZZ_SECONDS (60) each, from its corpus; cuda compiles the CUDA
 # library where nvcc is found. A compiler's warning fails its build. plain and address run on a KV pool filled with NaN
 # wherever nothing is held (TREEVERIFY_POISON, read by fixtures and daemons), thread on the pool as shipped. A test that
 # is skipped counts as neither. Exit 1 when anything failed or nothing ran.
@@ -91,6 +91,14 @@ fi
 if [ ! -e "$extras/unpacked" ] && [ ! -x /usr/bin/promtool ]; then
     tv_packages_unpack "$extras/unpacked" $tv_packages_unpacked || echo "not unpacked: $tv_packages_unpacked"
 fi
+# and what must not meet Debian's modules, which it has in other versions: alone in another
+contract=$PWD/build/contract
+if [ ! -e "$contract/complete" ]; then
+    python3 -m venv "$contract" &&
+        timeout 300 "$contract/bin/pip" install --quiet --disable-pip-version-check $tv_python_contract &&
+        touch "$contract/complete" || echo "not from PyPI: $tv_python_contract"
+fi
+[ -e "$contract/complete" ] && export TV_SCHEMATHESIS="$contract/bin/schemathesis"
 PYTHONPATH=$("$extras/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 PATH="$PATH:$extras/bin:$extras/unpacked/usr/bin"
 export PYTHONPATH

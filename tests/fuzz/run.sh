@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# run.sh - one libFuzzer target for TV_FUZZ_SECONDS (5), from its corpus, which it leaves as it is.
+# run.sh - one libFuzzer target for TV_FUZZ_SECONDS (60), from its corpus, which it leaves as it is.
 #
 # usage: run.sh PROGRAM CORPUS
 # The whole corpus is run first. What it finds is in TV_FUZZ_FOUND when that is a folder (else only
 # in the log, as base64), and what was new and interesting with TV_FUZZ_KEEP, for the next corpus.
 set -u
 program=$1 corpus=$2
-seconds=${TV_FUZZ_SECONDS:-5}
-work=$(mktemp -d)
+seconds=${TV_FUZZ_SECONDS:-60}
+# in memory where that can be had: one target writes a file for every input
+work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/new" "$work/found"
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=1}:allocator_may_return_null=1"
