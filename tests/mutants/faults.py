@@ -1,0 +1,96 @@
+"""The faults of R33: what is put in the place of which text of the sources, and which tests must see it.
+
+One entry: name, file, the text that stands in it exactly once, what takes its place, names of meson tests in the order
+in which they are asked. Faults of kernels, scales and routes that a running daemon has to find by itself are
+tests/support/plant.c's. mutants.py runs them all.
+"""
+
+FAULTS = [
+    # --- trees ---------------------------------------------------------------------------------------------------
+    ("tree-parent-itself", "proto/tree.c", "parent >= i) {", "parent > i) {", ["proto_tree"]),
+    ("tree-one-level-more", "proto/tree.c", "tree->depths[i] > limits->depth_max", "tree->depths[i] > limits->depth_max + 1", ["proto_tree"]),
+    ("tree-twins-are-taken", "proto/tree.c", "            rc = -EINVAL;\n", "", ["proto_tree"]),
+    ("tree-child-of-anyone", "proto/tree.c", "if (tree->parents[i] == node && tree->tokens[i] == token)", "if (tree->tokens[i] == token)",
+     ["proto_tree", "verify_walk"]),
+    # --- digests -------------------------------------------------------------------------------------------------
+    ("digest-without-the-past", "daemon/base/digest.c", "    sha256_update(&context, sizeof digest->bytes, digest->bytes);\n", "", ["base", "session"]),
+    ("digest-of-three-bytes", "daemon/base/digest.c", "(uint8_t)(bits >> 24)}", "0}", ["base", "session"]),
+    ("digest-without-salt", "daemon/base/digest.c", "if (salt_bytes > 0)", "if (salt_bytes > 64)", ["base", "session", "sched_prefix"]),
+    ("hash-without-temperature", "proto/request_hash.c", "    put_double(gather, sampling->temperature);\n", "", ["proto_request", "proto_verify"]),
+    ("hash-without-tokens", "proto/request_hash.c", "        put32(&gather, word);\n", "        put32(&gather, 0 * word);\n", ["proto_request", "proto_verify"]),
+    # --- what is kept for retries ----------------------------------------------------------------------------------
+    ("replay-of-a-later-round", "daemon/session/replay.c", "session->kept[i].seq == seq", "session->kept[i].seq >= seq", ["session", "sched_replay"]),
+    ("replay-acknowledged-too-late", "daemon/session/replay.c", "session->kept[0].seq <= seq", "session->kept[0].seq < seq", ["session", "sched_replay", "sched_answers"]),
+    ("replay-of-another-body", "daemon/session/session.c", "memcmp(known, request->body_hash, sizeof request->body_hash) == 0",
+     "memcmp(known, request->body_hash, 0) == 0", ["session", "sched_replay"]),
+    ("key-of-another-body", "daemon/session/keys.c", "memcmp(entry->body_hash, request->body_hash, sizeof entry->body_hash) == 0",
+     "memcmp(entry->body_hash, request->body_hash, 0) == 0", ["session", "sched_keys"]),
+    # --- sessions --------------------------------------------------------------------------------------------------
+    ("rollback-pending-before", "daemon/session/session.c", "len < session->len ? session->tokens[len]", "len < session->len ? session->tokens[len - 1]",
+     ["session", "sched_model"]),
+    ("digest-is-not-asked", "daemon/session/session.c", "request->has_expected_digest && memcmp", "request->has_expected_digest > 1 && memcmp", ["session", "sched_model"]),
+    ("pending-is-not-asked", "daemon/session/session.c", "tree->tokens[0] != found->pending) {", "tree->tokens[0] < 0) {", ["session", "sched_model"]),
+    ("length-is-not-asked", "daemon/session/session.c", "request->expected_len != found->len", "request->expected_len < 0", ["session", "sched_model"]),
+    ("one-position-too-many", "daemon/session/session.c", "if (tree->depth < limit - len)", "if (tree->depth <= limit - len)", ["session", "sched_sizes"]),
+    ("session-of-anybody", "daemon/session/table.c", "if (strcmp(session->principal, principal) != 0) {", "if (session->principal[0] == '\\1') {",
+     ["session", "http_keys"]),
+    ("lease-ends-in-a-round", "daemon/session/table.c", "return session->busy || session->holds > 0;", "return session->holds > 0;", ["session", "sched_leases"]),
+    ("lease-never-ends", "daemon/session/table.c", "now_us >= session->lease_expires_us", "now_us < 0", ["session", "sched_leases"]),
+    ("held-path-beside-parents", "daemon/session/held.c", "if (node >= held->count || (i > 0 && held->parents[node] != request->path[i - 1])) {\n            tv_problem_set(",
+     "if (node >= held->count) {\n            tv_problem_set(", ["sched_held"]),
+    ("held-path-through-a-stop", "daemon/session/held.c", "if (i > 0 && is_stop(session, held->tokens[node]))", "if (i > 1 && is_stop(session, held->tokens[node]))", ["sched_held"]),
+    # --- pages -----------------------------------------------------------------------------------------------------
+    ("page-table-ignored", "daemon/cache/cache.c", "(int64_t)seq->pages[row / page_size] * page_size", "(int64_t)(row / page_size) * page_size", ["cache"]),
+    ("page-is-lost", "daemon/cache/cache.c", "    cache->free_pages[cache->free_count++] = page;\n    return 1;", "    return 1;", ["cache"]),
+    ("page-shared-is-written", "daemon/cache/cache.c", "int copy = tail_rows != 0 && page_is_shared", "int copy = tail_rows < 0 && page_is_shared", ["cache"]),
+    ("page-copy-lacks-a-row", "daemon/cache/cache.c", "page_copy(cache, shared, own, tail_rows)", "page_copy(cache, shared, own, tail_rows - 1)", ["cache"]),
+    ("page-fork-holds-nothing", "daemon/cache/cache.c", "    tv_cache_pin(cache, seq->pages, page_count);\n", "", ["cache"]),
+    ("rows-stay-where-they-are", "daemon/cache/cache.c", "        if (nodes[i] != i) {", "        if (nodes[i] < i) {", ["cache", "verify_rounds"]),
+    ("rows-go-one-too-far", "daemon/cache/cache.c", "cache->dst[moves] = tv_cache_slot(cache, seq, seq->len + i);",
+     "cache->dst[moves] = tv_cache_slot(cache, seq, seq->len + i + (i > 0 && i + 1 < seq->scratch));", ["cache", "verify_rounds"]),
+    ("exact-behind-the-end", "daemon/cache/cache.c", "    seq->exact = seq->exact < len ? seq->exact : len;\n", "", ["cache_prefix", "sched_prefix"]),
+    ("page-known-while-written", "daemon/cache/cache.c", "        page_forget(cache, seq->pages[tail]);", "        (void)page_forget;", ["cache_prefix", "sched_prefix"]),
+    ("prefix-of-other-tokens", "daemon/cache/prefix.c", "memcmp(&cache->entries[page].key, key, sizeof *key) != 0", "memcmp(&cache->entries[page].key, key, 0) != 0",
+     ["cache_prefix", "sched_prefix"]),
+    # --- the pass --------------------------------------------------------------------------------------------------
+    ("index-as-position", "daemon/model/verify.c", "item->seq->len + item->depths[i];", "item->seq->len + i;", ["model", "verify_trees", "model_refs"]),
+    ("mask-is-a-chain", "daemon/model/verify.c", "to->parents[row] = item->parents[i];", "to->parents[row] = i - 1;", ["model", "verify_trees", "model_refs"]),
+    ("prefix-lacks-a-row", "daemon/model/verify.c", "to->prefixes[b] = seq->len;", "to->prefixes[b] = seq->len - 1;", ["model", "verify_trees", "model_refs"]),
+    ("first-page-everywhere", "daemon/model/verify.c", "i < seq->page_count ? seq->pages[i] : -1", "i < seq->page_count ? seq->pages[0] : -1",
+     ["model", "verify_trees", "model_refs"]),
+    ("scale-once", "daemon/model/model_rope.c", "scale *= mscale * mscale;", "scale *= mscale;", ["model_config", "model_refs"]),
+    ("scale-skipped", "daemon/model/verify.c", ".softmax_scale = config->softmax_scale,", ".softmax_scale = 1.0f,", ["model", "verify_trees", "model_refs"]),
+    ("yarn-ramp-turned", "daemon/model/model_rope.c", "base / config->yarn_factor * ramp + base * (1.0 - ramp)",
+     "base / config->yarn_factor * (1.0 - ramp) + base * ramp", ["model_config", "model_refs"]),
+    ("rope-of-halves", "kernels/ref/rope.c", "double odd = (double)x[2 * i + 1];", "double odd = (double)x[half + i];", ["model_refs", "verify_plain"]),
+    ("path-is-the-order", "kernels/cpu/verify_attn.c", "prefix + path[at - prefix]", "at", ["verify_plain", "model_refs"]),
+    ("router-weighs-the-bias", "kernels/ref/router.c", "total += score(&row, ids[i]);", "total += choice(&row, ids[i]);", ["kernels_table", "model_refs", "checkkern cpu"]),
+    ("router-group-by-its-best", "kernels/ref/router.c", "return best + second;", "return best;", ["kernels_table", "model_refs", "checkkern cpu"]),
+    # --- draws and walks -------------------------------------------------------------------------------------------
+    ("ties-to-the-higher", "kernels/ref/draw.c", "(score == best->score && token < best->token)", "(score == best->score && token > best->token)", ["kernels_draw"]),
+    ("top-p-of-no-sum", "kernels/ref/draw.c", "mass < (double)s->top_p * sum", "mass < (double)s->top_p", ["kernels_draw"]),
+    ("coin-is-the-target's", "kernels/philox.h", "{{position, token, purpose, 0}}", "{{position, token, purpose * 0, 0}}", ["kernels_draw", "verify_rules"]),
+    ("draw-a-position-early", "daemon/verify/walk.c", "draw(draw_context, node, committed_len + count + 1, &drawn)",
+     "draw(draw_context, node, committed_len + count, &drawn)", ["verify_walk", "verify_engine"]),
+    ("stop-token-goes-on", "daemon/verify/walk.c", "if (child < 0 || finish != TV_FINISH_NONE)", "if (child < 0)", ["verify_walk"]),
+    ("length-one-too-many", "daemon/verify/walk.c", "(int64_t)committed_len + 1 >= rule->max_len", "(int64_t)committed_len >= rule->max_len", ["verify_walk"]),
+    ("ratio-keeps-the-rejected", "daemon/verify/ratio.c", "    draft[token] = 0.0;\n", "", ["verify_rules", "lossless"]),
+    ("ratio-residual-is-the-target", "daemon/verify/ratio.c", "        r->mass = mass;\n", "", ["verify_rules", "lossless"]),
+    # --- rounds ----------------------------------------------------------------------------------------------------
+    ("leaf-is-the-root", "daemon/sched/finish.c", "job->round.accepted_nodes[job->round.accepted_count - 1]", "job->round.accepted_nodes[0]", ["sched_ahead"]),
+    ("held-is-committed", "daemon/sched/finish.c", "} else if (!job->hold) {\n        tv_session_commit", "} else {\n        tv_session_commit", ["sched_held"]),
+    ("margin-of-scores", "daemon/sched/finish.c", "(draws ? temperature : 1.0)", "(draws ? 1.0 : 1.0)", ["sched", "sched_parity", "verify_sampling", "http_undecided"]),
+    ("failed-rows-stay", "daemon/sched/finish.c", "if (ops->context_len(job->context) == session->len) {", "if (ops->context_len(job->context) >= 0) {",
+     ["sched", "sched_faults", "round_faults"]),
+    # --- what comes from outside -----------------------------------------------------------------------------------
+    ("number-with-a-leading-zero", "proto/json_scan.c", "if (*p++ != '0') {", "if (*p++ != 'x') {", ["proto_json"]),
+    ("tensor-longer-than-its-shape", "daemon/model/safetensors.c", "if (end - begin != tensor->bytes)", "if (end - begin < tensor->bytes)", ["checkpoint_headers"]),
+    ("tensors-overlap", "daemon/model/safetensors.c", "if (tensor->begin < end) {", "if (tensor->begin + 8 < end) {", ["checkpoint_headers"]),
+    ("snapshot-page-unchecked", "daemon/session/snapshot_read.c", "return memcmp(own, sum, sizeof own) == 0 ? 0 : -EBADMSG;",
+     "return memcmp(own, sum, 0) == 0 ? 0 : -EBADMSG;", ["snapshot", "sched_snapshot"]),
+    ("snapshot-tokens-unchecked", "daemon/session/snapshot_read.c", "return memcmp(&digest, &session->digest, sizeof digest) == 0 ? NULL",
+     "return memcmp(&digest, &session->digest, 0) == 0 ? NULL", ["snapshot", "sched_snapshot"]),
+    ("two-lengths", "daemon/http/headers.c", "if (walk.lengths > 1) {", "if (walk.lengths > 2) {", ["http_headers"]),
+    ("length-beside-chunked", "daemon/http/headers.c", "if (walk.lengths > 0 && walk.encodings > 0) {", "if (walk.lengths > 1 && walk.encodings > 0) {", ["http_headers"]),
+    ("key-without-its-scope", "daemon/http/auth.c", "if ((scopes & needed) != needed) {", "if ((scopes | needed) == 0) {", ["http_keys"]),
+]
