@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "gpu_watch.h"
 #include "http/http.h"
 #include "notify.h"
 #include "sched/sched.h"
@@ -39,6 +40,9 @@
 #define SAVE_SPARE_US      1000000 /* of a stop's time, for what follows the sessions */
 #define RESTORE_TELL_US    2000000 /* from one word about a restore to the next */
 #define RESTORE_EXTEND_US  30000000
+#define STUCK_LOOKS        3
+#define TICK_MS            1000    /* of the loop that looks after all this, at most */
+#define GPU_LOOK_US        2000000 /* from one look at the GPU's counters to the next */
 
 /* Written by the signal handler, which may run on any thread. */
 static atomic_int loading = 1;    /* relaxed: a signal that comes meanwhile finds either */
@@ -52,7 +56,10 @@ struct service {
     struct tv_shadow *shadow;
     struct tv_sched *sched;
     struct tv_http *http;
-    int argc; /* main's, for a reload */
+    struct tv_gpu_watch *gpu; /* NULL: no GPU, or nobody tells of it */
+    int64_t gpu_looked_us;
+    int stuck_looks; /* how many in turn have found an engine call that never ends */
+    int argc;        /* main's, for a reload */
     char **argv;
     struct tv_http_sockets sockets; /* handed to the process, until the listeners take them over */
     struct tv_stats stats;          /* of sched and http, until both have ended */
@@ -286,6 +293,29 @@ static void sessions_save(struct service *service)
     tv_sched_save(service->sched, until_us < end_us ? until_us : end_us);
 }
 
+/* What the driver says of the GPU, where the engine has one. */
+static void gpu_watch(struct service *service)
+{
+    char reason[200] = "";
+    if (service->engine->kernels == NULL || service->engine->kernels->device_memory == NULL) {
+        return;
+    }
+    if (tv_gpu_watch_open(&service->gpu, reason, sizeof reason) != 0) {
+        tv_log(TV_LOG_INFO, "the GPU's counters are not watched: %s", reason);
+    }
+}
+
+static void gpu_look(struct service *service)
+{
+    struct tv_sched_gpu gpu;
+    int64_t now_us = tv_clock_us();
+    if (service->gpu != NULL && now_us >= service->gpu_looked_us + GPU_LOOK_US) {
+        tv_gpu_watch_look(service->gpu, &gpu);
+        tv_sched_gpu_tell(service->sched, &gpu);
+        service->gpu_looked_us = now_us;
+    }
+}
+
 /* Reverse order of the start; every part may be missing. */
 static void service_stop(struct service *service)
 {
@@ -297,6 +327,7 @@ static void service_stop(struct service *service)
     }
     tv_sched_destroy(service->sched);
     tv_http_destroy(service->http);
+    tv_gpu_watch_close(service->gpu);
     tv_shadow_destroy(service->shadow);
     tv_main_engine_close(service->engine);
 }
@@ -359,16 +390,32 @@ static void reload_when_asked(struct service *service)
     tv_notify_send("READY=1\nSTATUS=serving%s", rc == 0 ? "" : "; the last reload failed");
 }
 
+/* Where no manager's watchdog does it: in some looks one after the other, as a process that was
+ * stopped and goes on finds an old call too. The worker never comes back: nothing can be closed. */
+static void stuck_end(struct service *service)
+{
+    int stuck = service->watchdog_us == 0 && tv_sched_stuck(service->sched);
+    service->stuck_looks = stuck ? service->stuck_looks + 1 : 0;
+    if (service->stuck_looks >= STUCK_LOOKS) {
+        tv_log(TV_LOG_ERROR, "ending: an engine call makes no progress any more");
+        _exit(TV_EXIT_FAULT);
+    }
+}
+
 /* Until the first signal, or the loss of the device. */
 static void serve(struct service *service)
 {
     service->watchdog_us = tv_notify_watchdog_us();
     service->moving = 1;
-    int tick_ms = service->watchdog_us > 0 ? (int)(service->watchdog_us / 2000) + 1 : -1;
+    int tick_ms = service->watchdog_us > 0 ? (int)(service->watchdog_us / 2000) + 1 : TICK_MS;
+    gpu_watch(service);
+    tick_ms = tick_ms < TICK_MS ? tick_ms : TICK_MS;
     tv_notify_send("READY=1\nSTATUS=serving on %s", tv_http_url(service->http, 0));
     while (await_stop(tick_ms) == 0 &&
            !tv_sched_is_lost(service->sched)) { /* serving is done by other threads */
         watchdog_feed(service);
+        gpu_look(service);
+        stuck_end(service);
         reload_when_asked(service);
     }
 }

@@ -105,6 +105,15 @@ int tv_sched_moving(struct tv_sched *sched)
     return moving;
 }
 
+int tv_sched_stuck(struct tv_sched *sched)
+{
+    tv_sched_lock(sched);
+    int stuck =
+        tv_sched_stalled_us(sched, tv_clock_us()) > TV_SCHED_STUCK_TIMES * sched->launch_us_max;
+    tv_sched_unlock(sched);
+    return stuck;
+}
+
 int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
 {
     struct tv_engine_facts facts;
@@ -116,10 +125,13 @@ int tv_sched_ready_checks(struct tv_sched *sched, struct tv_ready_check *checks)
     check_set(&checks[0], "model", 1, "%s", facts.name);
     check_set(&checks[1], "self_test", sched->self_test_rc == 0, "%s",
               sched->self_test_us == 0 ? "passed at start" : sched->self_test_detail);
-    check_set(&checks[2], "device", sched->launch_rc == 0 && !sched->lost, "%s",
+    check_set(&checks[2], "device", sched->launch_rc == 0 && !sched->lost && !sched->gpu.broken,
+              "%s%s",
               sched->lost             ? "lost; the process ends"
+              : sched->gpu.broken     ? "hardware: "
               : sched->launch_rc == 0 ? "the last launch was fine"
-                                      : "the last launch failed");
+                                      : "the last launch failed",
+              sched->gpu.broken && !sched->lost ? sched->gpu.reason : "");
     if (!sched->worker_alive) {
         check_set(&checks[3], "worker", 0, "ended");
     } else {

@@ -27,6 +27,8 @@
 /* Defaults of launch_max_s: seconds without progress where it is counted, and of a whole call. */
 #define TV_SCHED_STALL_S 4
 #define TV_SCHED_CALL_S  30
+/* So many times longer, and nobody believes any more that the call will end. */
+#define TV_SCHED_STUCK_TIMES 10
 /* Answers beside inline blocks: a decode of 1,024 tokens, a list of every session, a tail. */
 #define TV_SCHED_REPLY_BYTES  (8u << 20)
 #define TV_SCHED_CURVE_POINTS 11 /* 1, 2, 4 .. 1024 nodes */
@@ -184,6 +186,7 @@ struct tv_sched {
     int lost; /* written by the worker alone, who may read it without the lock; never taken back */
     void (*lost_tell)(void *context);
     void *lost_context;
+    struct tv_sched_gpu gpu; /* guarded by the lock */
     int self_test_rc, self_test_running;
     char self_test_detail[160];
     int64_t self_test_us;    /* when it last ended */

@@ -48,6 +48,13 @@ int tv_sched_is_lost(struct tv_sched *sched)
     return lost;
 }
 
+void tv_sched_gpu_tell(struct tv_sched *sched, const struct tv_sched_gpu *gpu)
+{
+    tv_sched_lock(sched);
+    sched->gpu = *gpu;
+    tv_sched_unlock(sched);
+}
+
 enum tv_code tv_sched_end_code(const struct tv_sched *sched)
 {
     return sched->lost ? TV_KERNEL_FAULT : TV_DRAINING;

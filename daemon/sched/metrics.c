@@ -218,6 +218,16 @@ static void write_health(struct tv_sched *sched, struct tv_stats_text *text)
     gauge(text, "treeverify_num_requests_waiting", "Calls in the queue.", sched->queue_count);
     gauge(text, "treeverify_num_requests_running", "Calls that the worker has begun.",
           (double)running);
+    if (sched->gpu.watched) {
+        static const char *const kinds[TV_GPU_ECC_KINDS] = {"corrected", "uncorrected"};
+        tv_stats_family(text, "treeverify_gpu_ecc_total", "counter",
+                        "Memory errors that the GPU's driver has counted since it was loaded.");
+        by_label(text, "kind", kinds, sched->gpu.ecc, TV_GPU_ECC_KINDS);
+        counter(text, "treeverify_gpu_xids_total", "Xid events of the GPU since the start.",
+                sched->gpu.xids);
+        gauge(text, "treeverify_gpu_last_xid", "The last of them; 0: none.",
+              (double)sched->gpu.xid);
+    }
 }
 
 static void write_parity(struct tv_sched *sched, struct tv_stats_text *text)

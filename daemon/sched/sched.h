@@ -82,6 +82,19 @@ void tv_sched_drain(struct tv_sched *sched, int draining, int refuse);
  * Before any call. */
 void tv_sched_lost_watch(struct tv_sched *sched, void (*tell)(void *context), void *context);
 int tv_sched_is_lost(struct tv_sched *sched);
+
+enum tv_gpu_ecc { TV_GPU_ECC_CORRECTED, TV_GPU_ECC_UNCORRECTED, TV_GPU_ECC_KINDS };
+/* What the driver says of the GPU under the engine. */
+struct tv_sched_gpu {
+    int watched, broken;
+    char reason[120]; /* when it is broken */
+    int64_t ecc[TV_GPU_ECC_KINDS];
+    int64_t xids; /* how many have come, and the last one */
+    int32_t xid;
+};
+/* Readiness fails with the reason of a broken one; rounds go on as long as the engine gives right
+ * answers. Any thread. */
+void tv_sched_gpu_tell(struct tv_sched *sched, const struct tv_sched_gpu *gpu);
 /* What must not wait for the worker, who may be in a long launch: queued calls whose deadline is
  * over and waits for a round that are over are answered, and whether an engine call under way makes
  * progress is noted; what readiness says is at most as old as the last look. Any thread, a few
@@ -89,6 +102,9 @@ int tv_sched_is_lost(struct tv_sched *sched);
 void tv_sched_look(struct tv_sched *sched);
 /* Does the worker live, and the engine call under way make progress? Any thread. */
 int tv_sched_moving(struct tv_sched *sched);
+/* Has an engine call gone without progress for so long that only a new process can help? The same.
+ */
+int tv_sched_stuck(struct tv_sched *sched);
 /* Let the configuration it was created with take over what another reading of it says
  * (tv_config_take). Who is above a new limit keeps what he has. */
 void tv_sched_reload(struct tv_sched *sched, struct tv_config *config,

@@ -3,13 +3,15 @@
 The device is the host's memory told as one of so many MiB (tests/support/planted_device.c).
 """
 
+import errno
 import os
 import re
 import subprocess
+import tempfile
 import unittest
 
 import harness
-from harness import Caller, FixedDaemon, round_body, verify_path
+from harness import Caller, FixedDaemon, round_body, verify_path, wait_until
 
 PLANTED = os.environ.get("TREEVERIFYD_PLANTED", "")
 MODEL = os.environ.get("TV_MODEL_DIR", "")
@@ -81,6 +83,71 @@ class DeviceTest(unittest.TestCase):
             self.assertEqual((ended.returncode, ended.stdout), (69, ""), ended.stderr)
             self.assertIn(says, ended.stderr)
             self.assertEqual(ended.stderr.count("\n"), 1)
+
+    def test_b66_libraries_of_other_versions(self):
+        """Another ABI, a driver that is too old, no code for the device: exit 69 before anything is loaded, saying which."""
+        cases = (
+            ("abi", "the library's ABI is "),
+            (str(-errno.ENODEV), "there is no such device, or no driver that this library can use"),
+            (str(-errno.ENOTSUP), "the device is older than sm_90, or the library holds no code for it"),
+        )
+        for fault, says in cases:
+            for options in (["--check-gpu"], ["--backend", "cuda", "--model", MODEL, "--listen", "127.0.0.1:0"]):
+                with self.subTest(fault=fault, options=options):
+                    env = dict(os.environ, TREEVERIFY_CUDA_LIB=os.environ["TV_PLANTED_CUDA"], TV_PLANT_CUDA=fault)
+                    command = [os.environ["TREEVERIFYD"], *options]
+                    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+                    self.assertEqual((ended.returncode, ended.stdout), (69, ""), ended.stderr)
+                    self.assertIn(f"backend cuda: {'device 0: ' if fault != 'abi' else ''}{says}", ended.stderr)
+
+    def watched(self, steps):
+        """A daemon on a GPU whose driver says each of these in turn: (numbers, what the log says then, readiness)."""
+        with tempfile.TemporaryDirectory() as folder:
+            told = os.path.join(folder, "nvml")
+            env = {"TREEVERIFY_NVML_LIB": os.environ["TV_PLANTED_NVML"], "TV_NVML_FILE": told, "TV_PLANT": "device"}
+            env |= {"TV_PLANT_MIB": "256", "CUDA_VISIBLE_DEVICES": "0"}
+
+            def tell(numbers):
+                with open(f"{told}.next", "w", encoding="ascii") as file:
+                    file.write(numbers)
+                os.rename(f"{told}.next", told)
+
+            tell(steps[0][0])
+            harness.PROGRAM = PLANTED
+            daemon = FixedDaemon("--threads", "1", "--device-reserve", str(64 * MIB), env=env)
+            daemon.model = MODEL
+            with daemon:
+                probe = Caller(daemon, admin=True)
+                for numbers, says, ready in steps:
+                    tell(numbers)
+                    wait_until(lambda words=says: words in daemon.text(), 60, says)
+                    wait_until(lambda status=ready: probe.call("GET", "/readyz").status == status, 60, says)
+                checks = {check["name"]: check for check in probe.call("GET", "/readyz").json["checks"]}
+                metrics = probe.call("GET", "/metrics").body.decode()
+                caller = Caller(daemon)
+                state = caller.session()  # rounds go on: the engine says itself when it cannot
+                self.assertEqual(caller.call("POST", verify_path(state), round_body(state)).status, 200)
+                caller.close()
+                probe.close()
+        return checks["device"], metrics
+
+    def test_f31_b57_counters_of_a_broken_gpu(self):
+        """What the driver counts is in /metrics; what was there before the start is reported and not held against it."""
+        device, metrics = self.watched([
+            ("5 2 1 0 0 0", "it comes with 2 uncorrected memory errors, rows to be remapped", 200),
+            ("9 2 1 0 0 13", "gpu: Xid 13", 200),
+            ("9 3 1 0 0 13", "hardware: 1 uncorrected memory errors", 503),
+            ("9 3 1 1 0 48", "hardware: Xid 48", 503),
+        ])  # fmt: skip
+        self.assertEqual((device["ok"], device["detail"]), (False, "hardware: 1 uncorrected memory errors"))
+        for line in ('ecc_total{kind="corrected"} 9', 'ecc_total{kind="uncorrected"} 3', "xids_total 2", "last_xid 48"):
+            self.assertIn(f"\ntreeverify_gpu_{line}\n", metrics)
+
+    def test_f31_b57_a_lost_gpu(self):
+        """The first word stays: what follows from a lost GPU says less."""
+        says = "hardware: the GPU is lost"
+        device, _ = self.watched([("0 0 0 0 0 0", "", 200), ("0 0 0 0 15 0", says, 503), ("0 0 0 0 16 79", "hardware: Xid 79", 503)])
+        self.assertEqual((device["ok"], device["detail"]), (False, says))
 
     def test_nothing_is_taken_once_ready(self):
         """Rounds of every shape, forks, rollbacks, oracles, prompts in slices and a self-test."""

@@ -61,6 +61,22 @@ class StuckTest(unittest.TestCase):
             for one in (caller, probe, work):
                 one.close()
 
+    def test_f29_a_call_that_never_ends_ends_the_process(self):
+        """With exit code 70, where no manager's watchdog does it; probes answer until then."""
+        daemon = FixedDaemon("--launch-max-s", "1").__enter__()
+        caller, probe = Caller(daemon), Caller(daemon, admin=True)
+        state = caller.session()
+        daemon.hold()
+        caller.sock.sendall(request_bytes("POST", verify_path(state), json.dumps(round_body(state)).encode()))
+        wait_until(lambda: probe.call("GET", "/readyz").status == 503, 60, "readiness fails")
+        self.assertEqual(probe.call("GET", "/healthz").status, 200)
+        self.assertEqual(daemon.process.wait(timeout=120), 70, daemon.text())
+        self.assertIn("an engine call makes no progress any more", daemon.text())
+        caller.close()
+        probe.close()
+        daemon.stop()
+        daemon.log.close()
+
 
 class Rounds(threading.Thread):
     """Rounds until the connection breaks; how many were answered."""
