@@ -361,9 +361,9 @@ static int reload(struct service *service)
     if (rc == 0) {
         rc = tv_http_reload(service->http, &fresh, error, sizeof error);
     }
-    tv_stats_add(&service->stats.reloads[rc != 0], 1);
     if (rc != 0) {
         tv_log(TV_LOG_ERROR, "reload: %s; everything stays as it was", error);
+        tv_stats_add(&service->stats.reloads[1], 1);
         return rc;
     }
     tv_config_waiting(&service->config, &fresh, waiting, sizeof waiting);
@@ -373,6 +373,7 @@ static int reload(struct service *service)
     if (waiting[0] != '\0') {
         tv_log(TV_LOG_WARNING, "reload: %s changed too, which waits for a restart", waiting);
     }
+    tv_stats_add(&service->stats.reloads[0], 1); /* who sees it counted, sees it done and said */
     return 0;
 }
 

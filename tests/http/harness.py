@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "support"))
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, own_port  # noqa: E402,F401
 from openapi import Contract, Mismatch  # noqa: E402
 
 
@@ -32,6 +33,7 @@ class SocketContract(Contract):
 CONTRACT = SocketContract(os.path.join(HERE, "..", "..", "proto", "openapi.yaml"))
 PROGRAM = os.environ.get("TREEVERIFYD_FIXED", "")
 SCALE = float(os.environ.get("TV_TEST_SCALE", "1"))
+SANITIZED = os.environ.get("TV_SANITIZE", "none") != "none"  # the tools' own time is not judged
 
 
 class FixedDaemon(Daemon):
@@ -242,12 +244,14 @@ def verify_path(state):
 
 
 class Prober:
-    """GET /healthz on one listener every few milliseconds while something else happens (probe.py)."""
+    """GET /healthz on one listener every few milliseconds while something else happens; or another target until its
+    answer is not 200: then, at .end_s of time.monotonic(), the process ends (probe.py)."""
 
-    def __init__(self, daemon, admin=True, every_s=0.005):
+    def __init__(self, daemon, admin=True, every_s=0.005, until=None):
         port = daemon.admin_port if admin else daemon.port
         self.command = [sys.executable, os.path.join(HERE, "probe.py"), str(port), str(every_s)]
-        self.times, self.failures = [], 0
+        self.command += [] if until is None else [until]
+        self.times, self.failures, self.end_s = [], 0, None
 
     def __enter__(self):
         self.process = subprocess.Popen(
@@ -261,7 +265,7 @@ class Prober:
         output, _ = self.process.communicate(timeout=60)
         if kind is None:
             got = json.loads(output)
-            self.times, self.failures = got["times"], got["failures"]
+            self.times, self.failures, self.end_s = got["times"], got["failures"], got["end_s"]
 
     def p99(self):
         ordered = sorted(self.times)
@@ -293,6 +297,55 @@ class Rounds:
         self.p99_us.append(float(got.group(2)))
         spent_us = (self.daemon.cpu_s() - self.cpu_s) * 1e6
         self.cpu_us.append(spent_us / max(1, self.rates[-1] * self.seconds))
+
+
+class Stopwatch:
+    """How long a process took for something, whatever else the machine had to do.
+
+    A bound that the daemon promises is one on its own time: what its thread that fared worst, and the one here that
+    looks on, were ready to run and had no processor for is not in it (the kernel counts that for each; where it does
+    not tell, nothing is taken off). On a machine that does nothing else that is the time of a clock.
+    """
+
+    def __init__(self, process):
+        self.process, self.before = process, {}
+        self.waits = self.before  # the first look is what is taken off
+        self.look()
+        self.waits, self.start = dict(self.before), time.monotonic()
+
+    def look(self):
+        """Threads that have ended keep what they had at the last look."""
+        tasks = [(os.getpid(), threading.get_native_id())]
+        try:
+            tasks += [(self.process.pid, int(task)) for task in os.listdir(f"/proc/{self.process.pid}/task")]
+        except OSError:
+            pass  # it is over
+        for pid, task in tasks:
+            try:
+                with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
+                    self.waits[pid, task] = int(file.read().split()[1]) / 1e9
+            except OSError:
+                pass  # it has ended, or the kernel does not count
+
+    def waited(self):
+        """Seconds that are not its own, until now."""
+        self.look()
+        spent = {key: wait - self.before.get(key, 0.0) for key, wait in self.waits.items()}
+        return sum(max((spent[key] for key in spent if key[0] == pid), default=0.0) for pid in (self.process.pid, os.getpid()))
+
+    def seconds(self):
+        wall = time.monotonic() - self.start
+        return max(0.0, wall - self.waited())
+
+    def until_end(self):
+        """Seconds until the process has ended; its exit code is still to be taken."""
+
+        def ended():
+            self.look()
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+        wait_until(ended, 60, "the process ends")
+        return self.seconds()
 
 
 def median(values):

@@ -12,10 +12,12 @@ import struct
 import time
 import unittest
 
-from harness import Caller, FixedDaemon, Prober, Reader, request_bytes, round_body, sized, verify_path, wait_until
+from harness import (
+    SANITIZED, Caller, FixedDaemon, Prober, Reader, Stopwatch, request_bytes, round_body, sized, verify_path, wait_until,
+)
 
 # a sanitizer holds back what is freed, so that memory is judged by few
-COUNT = sized(10000 if os.environ.get("TV_SANITIZE", "none") == "none" else 500, 10000, 20)
+COUNT = sized(500 if SANITIZED else 10000, 10000, 20)
 SEED = int(os.environ.get("TV_TEST_SEED", "20240817"))
 BODY = json.dumps({"tokens": [1, 2, 3], "tree": {"tokens": [24, 31], "parents": [-1, 0]}}).encode()
 BIG = json.dumps(
@@ -25,7 +27,7 @@ BIG = json.dumps(
         "want": {"logits": {"rows": "all"}},
     }
 ).encode()
-DROP_S = 0.2
+DROP_S, PROBE_S = 0.2, 0.05
 RETURN_S = 5
 GROWTH_KIB = 16384  # two answers of each size that are on their way, and the allocator's slack
 
@@ -111,8 +113,8 @@ class AbortTest(unittest.TestCase):
         start = time.monotonic()
         wait_until(lambda: daemon.fds() <= fds, RETURN_S, "descriptors are given back")
         returned_s = time.monotonic() - start
-        wait_until(lambda: waiting(probe) == 0, 5, "the queue is empty")
-        wait_until(lambda: daemon.stat()[1] == 0, 5, "no context is open")
+        wait_until(lambda: waiting(probe) == 0, 60, "the queue is empty")
+        wait_until(lambda: daemon.stat()[1] == 0, 60, "no context is open")
         return returned_s
 
     def abort_held(self, daemon, rng):
@@ -156,19 +158,24 @@ class AbortTest(unittest.TestCase):
         daemon.hold()
         bodies = [json.dumps(round_body(state)).encode() for state in states]
         callers[0].sock.sendall(request_bytes("POST", verify_path(states[0]), bodies[0]))
-        wait_until(lambda: daemon.stat()[0] == launches + 1, 5, "the first round is launched")
+        wait_until(lambda: daemon.stat()[0] == launches + 1, 60, "the first round is launched")
         callers[1].sock.sendall(request_bytes("POST", verify_path(states[1]), bodies[1]))
-        wait_until(lambda: waiting(probe) == 1, 5, "the second round is queued")
+        wait_until(lambda: waiting(probe) == 1, 60, "the second round is queued")
         return callers, states, bodies, probe
+
+    def judge(self, seconds, limit_s, what):
+        print(f"{what} in {seconds * 1e3:.1f} ms of {limit_s * 1e3:.0f}")
+        if not SANITIZED:
+            self.assertLess(seconds, limit_s, what)
 
     def test_b48_queued_round_of_a_client_that_left_is_dropped(self):
         for how in ("close", "reset", "half"):
             with self.subTest(how), FixedDaemon() as daemon:
                 callers, states, bodies, probe = self.held_pair(daemon)
-                start = time.monotonic()
+                watch = Stopwatch(daemon.process)
                 leave(callers[1].sock, how)
-                wait_until(lambda: waiting(probe) == 0, 5, "the queued round is dropped")
-                self.assertLess(time.monotonic() - start, DROP_S)
+                wait_until(lambda: waiting(probe) == 0, 60, "the queued round is dropped")
+                self.judge(watch.seconds(), DROP_S, f"{how}: dropped")
                 daemon.release()
                 self.assertEqual(callers[0].reader.answer("POST", verify_path(states[0])).status, 200)
                 again = Caller(daemon)
@@ -197,11 +204,13 @@ class AbortTest(unittest.TestCase):
     def test_probes_answer_while_the_engine_is_held(self):
         with FixedDaemon() as daemon:
             callers, _, _, probe = self.held_pair(daemon)
+            times = []
             for _ in range(50):
-                start = time.monotonic()
+                watch = Stopwatch(daemon.process)
                 self.assertEqual(probe.call("GET", "/healthz").status, 200)
                 self.assertEqual(probe.call("GET", "/readyz").status, 200)
-                self.assertLess(time.monotonic() - start, 0.05)
+                times.append(watch.seconds())
+            self.judge(max(times), PROBE_S, "two probes")
             daemon.release()
             for caller in (*callers, probe):
                 caller.close()

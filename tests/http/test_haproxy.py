@@ -16,18 +16,13 @@ import tempfile
 import time
 import unittest
 
-from harness import Caller, FixedDaemon, Reader, request_bytes, round_body, verify_path, wait_until
+from harness import Caller, FixedDaemon, Reader, own_port, request_bytes, round_body, verify_path, wait_until
 from test_headers import CASES, HIDDEN
 
 PROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
 CONFIG = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy", "haproxy", "haproxy.cfg")
 NAME = "verify.example"
 OPTIONS = ("--hosts", NAME, "--max-sessions", "64", "--drain-grace-s", "10", "--drain-max-s", "20", "--log-level", "debug")
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class Front:
@@ -45,7 +40,7 @@ class ProxyTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.path = os.path.join(folder.name, "haproxy.cfg")
-        self.port = free_port()
+        self.port = own_port()
         self.daemons = [FixedDaemon(*OPTIONS).__enter__() for _ in range(2)]
         self.addCleanup(self.stop)
         self.configure(folder.name)
@@ -54,7 +49,7 @@ class ProxyTest(unittest.TestCase):
         self.proxy = subprocess.Popen([PROXY, "-db", "-f", self.path])
         self.addCleanup(self.end)
         self.front = Front(self.port)
-        wait_until(self.serves, 20, "the proxy serves")
+        wait_until(self.serves, 60, "the proxy serves")
 
     def end(self):
         self.proxy.terminate()
@@ -99,7 +94,8 @@ class ProxyTest(unittest.TestCase):
         try:
             with self.front.connect() as sock:
                 sock.sendall(request_bytes("GET", "/v1/sessions", headers=(f"Host: {NAME}",), host=False))
-                return Reader(sock).answer().status == 200
+                answer = Reader(sock).answer()
+                return answer is not None and answer.status == 200
         except OSError:
             return False
 
@@ -163,7 +159,7 @@ class ProxyTest(unittest.TestCase):
             last = leaving[0]
             sock.sendall(request_bytes("POST", verify_path(last), json.dumps(round_body(last)).encode()))
             a.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: self.status("a").startswith("DOWN"), 10, "the proxy knows that a daemon drains")
+            wait_until(lambda: self.status("a").startswith("DOWN"), 60, "the proxy knows that a daemon drains")
             before = self.held(b)
             made = {self.create()["session"] for _ in range(8)}
             self.assertEqual(made, self.held(b) - before, "new sessions go where they can stay")

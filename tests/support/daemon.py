@@ -10,8 +10,10 @@ import base64
 import http.client
 import json
 import os
+import random
 import select
 import signal
+import socket
 import struct
 import subprocess
 import tempfile
@@ -24,6 +26,21 @@ CONTRACT = Contract(
 
 os.environ.setdefault("TREEVERIFY_POISON", "on")
 os.environ["TREEVERIFY_SNAPSHOT_BYTES"] = "0"
+
+
+def own_port():
+    """A port of loopback that no other process is given by chance: it is below those that the kernel hands out."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+        first = int(file.read().split()[0])
+    for _ in range(1000):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", random.randrange(max(1024, first // 2), max(1025, first))))
+                return sock.getsockname()[1]
+            except OSError:
+                continue
+    raise RuntimeError(f"no port below {first} is free")
 
 
 class Problem(Exception):

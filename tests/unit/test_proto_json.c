@@ -512,15 +512,16 @@ static void test_b45_bytes_that_are_not_text(void **state)
     }
 }
 
-/* The shortest of five times, in microseconds: a busy machine only adds to it. */
+/* The shortest of five times, in microseconds of this thread's own: what others of a busy machine
+ * do is no part of it, but for caches that they empty. */
 static int64_t parse_us(const char *text, size_t bytes, int *ret_rc, struct tv_json_error *error)
 {
     int64_t best_us = INT64_MAX;
     for (int i = 0; i < 5; i++) {
         struct timespec from, to;
-        clock_gettime(CLOCK_MONOTONIC, &from);
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
         *ret_rc = try_parse(text, bytes, &usual, error);
-        clock_gettime(CLOCK_MONOTONIC, &to);
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
         int64_t us = (to.tv_sec - from.tv_sec) * 1000000 + (to.tv_nsec - from.tv_nsec) / 1000;
         best_us = us < best_us ? us : best_us;
     }
