@@ -221,7 +221,7 @@ class StopTest(unittest.TestCase):
 
     def test_same_port_at_once_again(self):
         port = own_port()
-        with FixedDaemon("--listen", f"127.0.0.1:{port}") as first:
+        with FixedDaemon("--listen", f"127.0.0.1:{port}", "--listen-admin", "off") as first:
             self.assertEqual(first.port, port)
             Caller(first).call("GET", "/healthz")
         for _ in range(3):

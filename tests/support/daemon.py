@@ -29,7 +29,8 @@ os.environ["TREEVERIFY_SNAPSHOT_BYTES"] = "0"
 
 
 def own_port():
-    """A port of loopback that no other process is given by chance: it is below those that the kernel hands out."""
+    """A port of loopback that no other process is given by chance: it is below those that the kernel hands out. The
+    admin listener that goes with it has to be off, or elsewhere: the next port may be taken."""
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
         first = int(file.read().split()[0])
     for _ in range(1000):
