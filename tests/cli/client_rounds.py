@@ -367,7 +367,7 @@ class Rounds(LeashTest):
             drive.say("delete")
             while (last := self.event(drive))["event"] != "end":
                 self.assertEqual(last["event"], "lease")
-            drive.say("event", 100, error=-errno.ENODATA)
+            drive.say("event", 60000, error=-errno.ENODATA)  # the end of the stream, not of a wait
             drive.say("follow", here["id"], 0)
             self.assertEqual(drive.say("event", 20000, error=REFUSED)["code"], "session-not-found")
             drive.say("follow", "a/b", 0, error=INVALID)
