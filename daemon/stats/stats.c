@@ -44,8 +44,9 @@ void tv_stats_observe(struct tv_histogram *histogram, const struct tv_histogram_
     tv_stats_add(&histogram->buckets[at < bounds->count ? at : TV_STATS_BUCKETS], 1);
     double sum = atomic_load_explicit(&histogram->sum, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&histogram->sum, &sum, sum + value,
-                                                  memory_order_relaxed, memory_order_relaxed)) {
-        /* sum is what another thread has made it */
+                                                  memory_order_release, memory_order_relaxed)) {
+        /* sum is what another thread has made it; release: whoever reads it finds its values in the
+         * buckets */
     }
 }
 
@@ -208,6 +209,8 @@ void tv_stats_histogram(struct tv_stats_text *text, const struct tv_stats_label 
     size_t count = label != NULL;
     uint64_t below = 0;
     char bound[32];
+    /* before the buckets, which come first below: never a sum of values that are not counted */
+    double sum = atomic_load_explicit(&histogram->sum, memory_order_acquire);
     if (label != NULL) {
         labels[0] = *label;
     }
@@ -221,7 +224,7 @@ void tv_stats_histogram(struct tv_stats_text *text, const struct tv_stats_label 
         append_count(text, below);
     }
     append_name(text, "_sum", labels, count);
-    append_value(text, atomic_load_explicit(&histogram->sum, memory_order_relaxed));
+    append_value(text, sum);
     append_name(text, "_count", labels, count);
     append_count(text, below); /* read once, so that it is the last bucket's */
 }
