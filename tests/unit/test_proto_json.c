@@ -512,8 +512,7 @@ static void test_b45_bytes_that_are_not_text(void **state)
     }
 }
 
-/* The shortest of five times, in microseconds of this thread's own: what others of a busy machine
- * do is no part of it, but for caches that they empty. */
+/* The shortest of five, in microseconds of this thread's own: a busy machine only adds to it. */
 static int64_t parse_us(const char *text, size_t bytes, int *ret_rc, struct tv_json_error *error)
 {
     int64_t best_us = INT64_MAX;
