@@ -38,8 +38,8 @@
 
 enum job_stage {
     JOB_QUEUED,
-    JOB_PREFILL, /* sliced */
-    JOB_ROUND,   /* its next step is a round in a launch */
+    JOB_PREFILL, /* sliced; queued until its first slice */
+    JOB_ROUND,   /* its next step is a round in a launch; a sliced one is queued until its first */
     JOB_JUDGED,  /* the launch is done; an oracle's word is awaited */
 };
 
@@ -87,8 +87,9 @@ struct job {
     struct tv_account *account; /* its principal's; NULL until it is admitted */
     int64_t charged;            /* nodes, by principal_nodes_s */
     int64_t ready_us;           /* since when its next step may go; 0: not seen yet */
+    uint64_t turn;              /* sliced: when it had its place or its last slice, in order */
     enum job_stage stage;       /* the worker's */
-    int queued;                 /* in the queue, may still be dropped; guarded by the lock */
+    int queued;                 /* has not begun, may still be dropped; guarded by the lock */
     int behind;                 /* queued, but in the list of those that wait for a round */
     struct tv_session *session; /* NULL: one-shot, parity on its own prefix, or let go */
     struct tv_session_key *key; /* what the table knows of it; NULL: it came without one */
@@ -170,10 +171,10 @@ struct tv_sched {
     atomic_uint rings;         /* relaxed: a worker that lingers looks at it without the lock */
     int64_t linger_us;         /* after a launch, before the worker sleeps; constant */
     pthread_cond_t compare;    /* the comparer's */
-    struct job_list queue;     /* JOB_QUEUED, oldest first */
-    struct job_list behind;    /* JOB_QUEUED too: each waits for its session's round under way */
+    struct job_list queue;     /* not begun, oldest first */
+    struct job_list behind;    /* JOB_QUEUED: each waits for its session's round under way */
     int32_t queue_count;       /* both lists */
-    struct job_list running;   /* taken from the queue, not ended */
+    struct job_list running;   /* begun, not ended; changed by the worker alone */
     struct tv_batch *batches;  /* under way, with an Idempotency-Key */
     struct tv_call *deep;      /* GET readyz?deep=1 that wait for the self-test */
     struct job *compare_queue; /* parity cases for the comparer; linked by parity->next */
@@ -206,6 +207,7 @@ struct tv_sched {
 
     /* The worker's own. */
     int64_t sweep_us;       /* when leases are looked at next */
+    uint64_t turns;         /* of sliced calls, in all */
     int64_t served_floor;   /* least service of those who had work at the last launch */
     int32_t launch_rows;    /* of one launch, and of a slice while rounds are about */
     int64_t launched_us;    /* end of the last launch; 0: none */
@@ -318,7 +320,7 @@ void tv_sched_prefix_offer(struct tv_sched *sched, struct tv_session *session);
 void tv_sched_snapshot_finish(struct tv_sched *sched);
 
 /* pick.c: whose step is next. The worker thread, with the lock. */
-/* Take sliced calls off the queue while there is room for their progress. */
+/* Give queued sliced calls a place while there is room for their progress. */
 void tv_sched_pick_start(struct tv_sched *sched);
 /* A round that computes nothing, or NULL: its session has nothing else under way, so it waits for
  * no launch and no slice. */

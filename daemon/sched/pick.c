@@ -16,12 +16,15 @@
 /* For so long after a launch the next one is expected. */
 #define ABOUT_US 1000000
 
-static void start(struct tv_sched *sched, struct job *job, enum job_stage stage)
+/* From here on it runs to its end. */
+static void begin(struct tv_sched *sched, struct job *job)
 {
     tv_sched_job_list_remove(&sched->queue, job);
     sched->queue_count--;
     job->queued = 0;
-    job->stage = stage;
+    if (job->stage == JOB_QUEUED) {
+        job->stage = JOB_ROUND;
+    }
     tv_sched_job_list_push(&sched->running, job);
 }
 
@@ -30,13 +33,16 @@ static int is_sliced(const struct job *job)
     return job->round.kind != TV_CALL_VERIFY && !tv_sched_pages_only(job);
 }
 
-/* Started sliced calls that still need turns: of the account, or of all (NULL). */
+/* Sliced calls that have a place and still need turns: of the account, or of all (NULL). */
 static int32_t sliced_count(const struct tv_sched *sched, const struct tv_account *account)
 {
+    const struct job *lists[2] = {sched->queue.first, sched->running.first};
     int32_t count = 0;
-    for (const struct job *job = sched->running.first; job != NULL; job = job->next) {
-        count += is_sliced(job) && job->stage != JOB_JUDGED &&
-                 (account == NULL || job->account == account);
+    for (int i = 0; i < 2; i++) {
+        for (const struct job *job = lists[i]; job != NULL; job = job->next) {
+            count += is_sliced(job) && job->stage != JOB_QUEUED && job->stage != JOB_JUDGED &&
+                     (account == NULL || job->account == account);
+        }
     }
     return count;
 }
@@ -46,7 +52,7 @@ static struct job *next_sliced(const struct tv_sched *sched, int32_t *ret_own)
 {
     struct job *best = NULL;
     for (struct job *job = sched->queue.first; job != NULL; job = job->next) {
-        if (is_sliced(job)) {
+        if (is_sliced(job) && job->stage == JOB_QUEUED) {
             int32_t own = sliced_count(sched, job->account);
             if (best == NULL || own < *ret_own) {
                 best = job;
@@ -67,7 +73,8 @@ void tv_sched_pick_start(struct tv_sched *sched)
     struct job *job = next_sliced(sched, &own);
     while (job != NULL && (total < TV_SCHED_SLICED_MAX || (own == 0 && total < STARTED_MAX))) {
         int prefills = job->own_context || job->round.kind == TV_CALL_EXTEND;
-        start(sched, job, prefills ? JOB_PREFILL : JOB_ROUND);
+        job->stage = prefills ? JOB_PREFILL : JOB_ROUND;
+        job->turn = sched->turns++;
         total++;
         job = next_sliced(sched, &own);
     }
@@ -80,7 +87,7 @@ struct job *tv_sched_pick_pages(struct tv_sched *sched)
         job = job->next;
     }
     if (job != NULL) {
-        start(sched, job, JOB_ROUND);
+        begin(sched, job);
     }
     return job;
 }
@@ -170,9 +177,12 @@ static int wait_for_more(const struct tv_sched *sched, int32_t ready, int64_t no
         ready == 0 || ready >= expected || now_us >= until_us || sched->sliced != NULL) {
         return 0;
     }
-    for (const struct job *job = sched->running.first; job != NULL; job = job->next) {
-        if (job->stage == JOB_PREFILL) {
-            return 0; /* there is better to do than to wait */
+    const struct job *lists[2] = {sched->queue.first, sched->running.first};
+    for (int i = 0; i < 2; i++) {
+        for (const struct job *job = lists[i]; job != NULL; job = job->next) {
+            if (job->stage == JOB_PREFILL) {
+                return 0; /* there is better to do than to wait */
+            }
         }
     }
     *wake_us = until_us < *wake_us ? until_us : *wake_us;
@@ -193,8 +203,8 @@ int32_t tv_sched_pick_launch(struct tv_sched *sched, int64_t now_us, int64_t *wa
         if (job == NULL) {
             break;
         }
-        if (job->stage == JOB_QUEUED) {
-            start(sched, job, JOB_ROUND);
+        if (job->queued) {
+            begin(sched, job);
         }
         job->picked = 1;
         job->ready_us = 0;
@@ -208,22 +218,32 @@ int32_t tv_sched_pick_launch(struct tv_sched *sched, int64_t now_us, int64_t *wa
     return count;
 }
 
+/* Whose principal had less, and within one whose turn is longer ago. */
+static int is_before(const struct job *job, const struct job *other)
+{
+    return job->account->served < other->account->served ||
+           (job->account->served == other->account->served && job->turn < other->turn);
+}
+
 struct job *tv_sched_pick_slice(struct tv_sched *sched, int64_t now_us, int32_t *ret_rows)
 {
-    struct job *best = NULL;
+    struct job *best = NULL, *lists[2] = {sched->queue.first, sched->running.first};
     int about = sched->launched_us != 0 && now_us - sched->launched_us < ABOUT_US;
     accounts_level(sched);
-    for (struct job *job = sched->running.first; job != NULL; job = job->next) {
-        if (job->stage == JOB_PREFILL &&
-            (best == NULL || job->account->served < best->account->served)) {
-            best = job;
+    for (int i = 0; i < 2; i++) {
+        for (struct job *job = lists[i]; job != NULL; job = job->next) {
+            if (job->stage == JOB_PREFILL && (best == NULL || is_before(job, best))) {
+                best = job;
+            }
         }
     }
     if (best == NULL) {
         return NULL;
     }
-    tv_sched_job_list_remove(&sched->running, best); /* the next turn begins with others */
-    tv_sched_job_list_push(&sched->running, best);
+    if (best->queued) {
+        begin(sched, best);
+    }
+    best->turn = sched->turns++;
     int32_t rows = best->token_count - best->token_done;
     int32_t rows_max = sched->engine->prefill_rows;
     if (about && sched->launch_rows < rows_max) {

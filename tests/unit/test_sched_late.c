@@ -1,9 +1,10 @@
 /*
  * test_sched_late.c - what the clock and leaving clients decide while a launch lasts: deadlines of
- * queued calls, waits for a round, calls whose clients left before they were admitted, and batches
- * that nobody waits for any more.
+ * calls that have not begun, waits for a round, calls whose clients left before they were admitted,
+ * batches that nobody waits for any more; and how long a launch waits for others.
  */
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -112,6 +113,127 @@ static void who_has_time_stays(void **state)
     call_free(twin);
     client_advance(fixture, &queued, 2);
     client_check(fixture, &queued);
+}
+
+/* Launches one by one: each says that it is there, and waits to be let through. */
+static sem_t entered, gate;
+static struct tv_engine_ops gated_ops;
+static const struct tv_engine_ops *real_ops;
+
+static int gated_verify(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
+                        struct tv_round_out *out)
+{
+    assert_int_equal(sem_post(&entered), 0);
+    assert_int_equal(sem_wait(&gate), 0);
+    return real_ops->verify(engine, in, count, out);
+}
+
+static void gate_close(struct fixture *fixture)
+{
+    assert_int_equal(sem_init(&entered, 0, 0), 0);
+    assert_int_equal(sem_init(&gate, 0, 0), 0);
+    tv_sched_lock(fixture->sched);
+    real_ops = fixture->engine->ops;
+    gated_ops = *real_ops;
+    gated_ops.verify = gated_verify;
+    fixture->engine->ops = &gated_ops;
+    tv_sched_unlock(fixture->sched);
+}
+
+static struct tv_call *extend_start(struct fixture *fixture, const struct client *client)
+{
+    struct tv_call *call = call_make(fixture, TV_CALL_EXTEND, client->id,
+                                     "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tokens\":["
+                                     "1,2,3],\"deadline_ms\":600000}",
+                                     client->seq, client->epoch, client->len);
+    call_start(fixture, call);
+    return call;
+}
+
+/* A call with a place beside others has not begun before its first slice: until then it may be
+ * late, and its client may leave. */
+static void a_place_is_no_beginning(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client clients[5];
+    for (int i = 0; i < 5; i++) {
+        client_open(fixture, &clients[i], 4 + i, "");
+    }
+    gate_close(fixture);
+    struct tv_call *first = call_chain(fixture, &clients[0], 2);
+    assert_int_equal(sem_wait(&entered), 0);
+    struct tv_call *second = call_chain(fixture, &clients[1], 2);
+    struct tv_call *extends[3];
+    for (int i = 0; i < 3; i++) {
+        extends[i] = extend_start(fixture, &clients[2 + i]);
+    }
+    assert_int_equal(sem_post(&gate), 0);
+    assert_reply(call_wait(first), 200);
+    assert_int_equal(sem_wait(&entered), 0); /* the second; the others have their places */
+    tv_sched_lock(fixture->sched);
+    int32_t places = 0;
+    for (struct job *job = fixture->sched->queue.first; job != NULL; job = job->next) {
+        places += job->stage == JOB_PREFILL && job->queued;
+        if (job->call == extends[0]) { /* its time is over */
+            extends[0]->request.deadline_ms = 1;
+            extends[0]->received_us -= 2000;
+            tv_sched_job_waiters(job);
+        }
+    }
+    tv_sched_unlock(fixture->sched);
+    assert_int_equal(places, 3);
+    tv_sched_look(fixture->sched);
+    assert_true(call_is_done(extends[0]));
+    assert_refused(call_wait(extends[0]), 504, "deadline");
+    tv_sched_cancel(fixture->sched, extends[1]);
+    assert_true(call_is_done(extends[1]));
+    assert_false(call_is_done(extends[2]));
+    client_check(fixture, &clients[2]);
+    client_check(fixture, &clients[3]);
+    assert_int_equal(tv_sched_in_flight(fixture->sched), 2);
+    assert_int_equal(sem_post(&gate), 0);
+    assert_reply(call_wait(second), 200);
+    assert_reply(call_wait(extends[2]), 200);
+    assert_int_equal(tv_sched_in_flight(fixture->sched), 0);
+    client_check(fixture, &clients[2]); /* neither ran */
+    client_check(fixture, &clients[3]);
+    call_free(first);
+    call_free(second);
+    for (int i = 0; i < 3; i++) {
+        call_free(extends[i]);
+    }
+}
+
+/* Under load a launch waits for rounds that answer the last ones: for a quarter of what the last
+ * took, and no longer than the operator says. */
+static void a_window_is_waited_for(void **state)
+{
+    struct fixture *fixture = *state;
+    struct tv_sched *sched = fixture->sched;
+    struct client running, queued;
+    fixture->config.batch_window_us = 500;
+    client_open(fixture, &running, 5, "");
+    client_open(fixture, &queued, 6, "");
+    struct tv_call *first = call_running(fixture, &running, 2);
+    struct tv_call *second = call_chain(fixture, &queued, 2);
+    static const struct {
+        int64_t took_us, window_us;
+    } cases[] = {{1000000, 500}, {4000, 500}, {800, 200}, {4, 1}};
+    tv_sched_lock(sched); /* the worker is in its launch */
+    sched->rounds_last[0] = sched->rounds_last[1] = 2;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int64_t wake_us = INT64_MAX;
+        sched->launched_us = 1000000;
+        sched->launch_took_us = cases[i].took_us;
+        int64_t until_us = sched->launched_us + cases[i].window_us;
+        assert_int_equal(tv_sched_pick_launch(sched, until_us - 1, &wake_us), 0);
+        assert_true(wake_us == until_us);
+    }
+    sched->launched_us = 0;
+    tv_sched_unlock(sched);
+    assert_false(call_is_done(second));
+    call_release(fixture, first, 200);
+    call_release(fixture, second, 200);
 }
 
 static struct tv_call *wait_for(struct fixture *fixture, const struct client *client, int32_t seq)
@@ -368,6 +490,8 @@ int main(void)
         CASE(a_deadline_does_not_wait_for_a_launch),
         CASE(a_guess_is_late_by_itself),
         CASE(who_has_time_stays),
+        CASE(a_place_is_no_beginning),
+        CASE(a_window_is_waited_for),
         CASE(a_wait_for_a_round_ends_in_time),
         CASE(a_refused_round_is_never_committed),
         CASE(who_left_before_is_not_admitted),
