@@ -15,6 +15,7 @@ import unittest
 from harness import (
     SANITIZED, Caller, FixedDaemon, Prober, Reader, Stopwatch, request_bytes, round_body, sized, verify_path, wait_until,
 )
+from test_metrics import come_to_rest
 
 # a sanitizer holds back what is freed, so that memory is judged by few
 COUNT = sized(500 if SANITIZED else 10000, 10000, 20)
@@ -94,6 +95,7 @@ class AbortTest(unittest.TestCase):
             caller = Caller(daemon)
             self.assertEqual(caller.call("POST", "/v1/verify", BODY).status, 200)
             caller.close()
+            come_to_rest(daemon)  # every page, call and gauge
 
     def abort_many(self, daemon, rng, count):
         for i in range(count):

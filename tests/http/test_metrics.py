@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import unittest
 
 from harness import CONTRACT, Caller, FixedDaemon, Reader, request_bytes, round_body, sized, verify_path, wait_until
@@ -211,6 +212,18 @@ def laws(families):
     for stage in ("queue", "gpu", "sample", "encode"):
         assert stages[(("stage", stage),)] == trees, (stage, stages, trees)
     assert stages[(("stage", "parse"),)] >= trees
+
+
+def come_to_rest(daemon, within_s=60):
+    """The laws, as soon as the daemon has seen the end of the last connection."""
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            return laws(parse(scrape(daemon)))
+        except AssertionError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
 
 
 class MetricsTest(unittest.TestCase):

@@ -14,6 +14,7 @@ import unittest
 
 from harness import CONTRACT, SCALE, Caller, FixedDaemon, request_bytes, round_body, verify_path, wait_until
 from fault_proxy import FAULTS, FaultProxy, Stream
+from test_metrics import come_to_rest
 
 CLIENTS, PROXIES = 4, 2
 ROUNDS = max(200, round(100000 / CLIENTS * min(SCALE, 10.0)))
@@ -131,6 +132,7 @@ class RetryTest(unittest.TestCase):
             self.assertEqual(now["tail"], whole[first:])
             self.assertEqual(now["pending"], token(committed_len))
         caller.close()
+        come_to_rest(daemon)
         launches, contexts = daemon.stat()
         self.assertLessEqual(launches, CLIENTS * ROUNDS)
         daemon.process.terminate()

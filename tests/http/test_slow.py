@@ -10,6 +10,7 @@ import time
 import unittest
 
 from harness import SANITIZED, SCALE, FixedDaemon, Prober, Reader, Rounds, median, request_bytes, sized, wait_until
+from test_metrics import come_to_rest
 
 COUNT = sized(20, 500, 2)
 HEADERS_S, BODY_S, WRITE_S = 10.0, 30.0, 30.0
@@ -118,6 +119,7 @@ class SlowTest(unittest.TestCase):
             for client in clients:
                 client.sock.close()
             wait_until(lambda: daemon.fds() <= fds, 60, "descriptors are given back")
+            come_to_rest(daemon)
             print(f"resident {resident} KiB, at most {largest} KiB, {daemon.resident_kib()} KiB at the end")
 
     def serve(self, daemon, clients, beside, fds):

@@ -211,7 +211,6 @@ static void a_window_is_waited_for(void **state)
     struct fixture *fixture = *state;
     struct tv_sched *sched = fixture->sched;
     struct client running, queued;
-    fixture->config.batch_window_us = 500;
     client_open(fixture, &running, 5, "");
     client_open(fixture, &queued, 6, "");
     struct tv_call *first = call_running(fixture, &running, 2);
@@ -220,6 +219,7 @@ static void a_window_is_waited_for(void **state)
         int64_t took_us, window_us;
     } cases[] = {{1000000, 500}, {4000, 500}, {800, 200}, {4, 1}};
     tv_sched_lock(sched); /* the worker is in its launch */
+    fixture->config.batch_window_us = 500;
     sched->rounds_last[0] = sched->rounds_last[1] = 2;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int64_t wake_us = INT64_MAX;

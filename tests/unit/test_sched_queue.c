@@ -106,6 +106,42 @@ static void rounds_of_sessions_share_a_launch(void **state)
     assert_int_equal(tv_fixed_engine_launches(fixture->engine), 2);
 }
 
+/* The steps of a decode, and trees behind a session or a prefix, are rows like any other. */
+static void rounds_of_all_kinds_share_a_launch(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client clients[4];
+    struct tv_call *calls[4];
+    for (int i = 0; i < 4; i++) {
+        client_open(fixture, &clients[i], 5 + i, "");
+    }
+    calls[0] = call_running(fixture, &clients[0], 2);
+    calls[1] = call_chain(fixture, &clients[1], 3);
+    calls[2] = call_make(fixture, TV_CALL_DECODE, clients[2].id,
+                         "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":7,\"max_tokens\":1}",
+                         clients[2].epoch);
+    calls[3] = call_make(fixture, TV_CALL_SCORE, "",
+                         "{\"session\":\"%s\",\"tree\":{\"tokens\":[%d,1],\"parents\":[-1,0]}}",
+                         clients[3].id, clients[3].pending);
+    call_start(fixture, calls[2]);
+    call_start(fixture, calls[3]);
+    tv_fixed_engine_hold(fixture->engine, 0);
+    for (int i = 0; i < 4; i++) {
+        assert_reply(call_wait(calls[i]), 200);
+    }
+    assert_int_equal(reply_int(calls[1], "timing_us/batch"), 3);
+    assert_int_equal(reply_int(calls[2], "timing_us/batch"), 3);
+    assert_int_equal(tv_fixed_engine_launches(fixture->engine), 2);
+    for (int i = 0; i < 4; i++) {
+        call_free(calls[i]);
+    }
+    client_advance(fixture, &clients[1], 3);
+    client_advance(fixture, &clients[2], 1);
+    for (int i = 1; i < 4; i++) {
+        client_check(fixture, &clients[i]);
+    }
+}
+
 /* A prompt of many slices and a long decode go on side by side with small rounds. */
 static void small_rounds_get_between_slices(void **state)
 {
@@ -530,6 +566,7 @@ int main(void)
         CASE(joined_calls_share_a_failure),
         CASE(one_operation_at_a_time),
         CASE(rounds_of_sessions_share_a_launch),
+        CASE(rounds_of_all_kinds_share_a_launch),
         CASE(small_rounds_get_between_slices),
         CASE(b47_a_queued_call_is_dropped_a_running_one_stored),
         CASE(b47_the_round_goes_on_for_who_joined),
