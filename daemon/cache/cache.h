@@ -107,11 +107,11 @@ void tv_cache_seq_finish(struct tv_cache *cache, struct tv_cache_seq *seq);
  * that is written has one holder. 0 or what the backend said. */
 int tv_cache_page_read(struct tv_cache *cache, int32_t page, void *host);
 int tv_cache_page_write(struct tv_cache *cache, int32_t page, const void *host);
-/* Give an empty sequence len rows in pages[0..count), of which those below 0 become new ones, to be
- * written, and the others, which somebody holds, are shared. -EINVAL; else as reserve. */
-int tv_cache_restore(struct tv_cache *cache, struct tv_cache_seq *seq, const int32_t *pages,
-                     int32_t count, int32_t len, int32_t exact,
-                     struct tv_cache_shortage *ret_shortage);
+/* Give an empty sequence the rows of one that was: len of them in page_count pages, of which those
+ * below 0 become new ones, to be written, and the others, which somebody holds, are shared; behind
+ * them scratch rows, in pages that are this sequence's alone. -EINVAL; else as reserve. */
+int tv_cache_restore(struct tv_cache *cache, struct tv_cache_seq *seq,
+                     const struct tv_cache_seq *like, struct tv_cache_shortage *ret_shortage);
 
 /* Hold pages[0..count), which a sequence or another pin holds now, so that they are not reused and
  * their committed rows are not written until unpinned; scratch rows in them may change. Any thread

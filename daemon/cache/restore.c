@@ -37,22 +37,23 @@ int tv_cache_page_write(struct tv_cache *cache, int32_t page, const void *host)
     return rc == 0 ? kernels->sync(kernels) : rc; /* the bytes are the caller's again */
 }
 
-int tv_cache_restore(struct tv_cache *cache, struct tv_cache_seq *seq, const int32_t *pages,
-                     int32_t count, int32_t len, int32_t exact,
-                     struct tv_cache_shortage *ret_shortage)
+int tv_cache_restore(struct tv_cache *cache, struct tv_cache_seq *seq,
+                     const struct tv_cache_seq *like, struct tv_cache_shortage *ret_shortage)
 {
-    int32_t page_size = cache->params.page_size, fresh = 0;
-    if (seq->len != 0 || seq->scratch != 0 || seq->page_count != 0 || len < 1 ||
-        count != len / page_size + (len % page_size != 0) || exact < 0 || exact > len) {
+    int32_t page_size = cache->params.page_size, count = like->page_count, fresh = 0;
+    if (seq->len != 0 || seq->scratch != 0 || seq->page_count != 0 || like->len < 1 ||
+        count != like->len / page_size + (like->len % page_size != 0) || like->exact < 0 ||
+        like->exact > like->len || like->scratch < 0) {
         return -EINVAL;
     }
     for (int32_t i = 0; i < count; i++) {
-        if (pages[i] >= cache->params.pages ||
-            (pages[i] >= 0 && tv_cache_holders(cache, pages[i]) == 0)) {
+        if (like->pages[i] >= cache->params.pages ||
+            (like->pages[i] >= 0 && tv_cache_holders(cache, like->pages[i]) == 0)) {
             return -EINVAL;
         }
-        fresh += pages[i] < 0;
+        fresh += like->pages[i] < 0;
     }
+    const int32_t taken = fresh;
     int rc = tv_cache_seq_grow(seq, count);
     if (rc == 0) {
         rc = tv_cache_pages_take(cache, fresh, seq->pages, ret_shortage);
@@ -62,18 +63,26 @@ int tv_cache_restore(struct tv_cache *cache, struct tv_cache_seq *seq, const int
     }
     /* the taken ones stand in front: to their places, from the last on */
     for (int32_t i = count - 1; i >= 0; i--) {
-        if (pages[i] < 0) {
+        if (like->pages[i] < 0) {
             seq->pages[i] = seq->pages[--fresh];
         }
     }
     for (int32_t i = 0; i < count; i++) {
-        if (pages[i] >= 0) {
-            tv_cache_pin(cache, &pages[i], 1);
-            seq->pages[i] = pages[i];
+        if (like->pages[i] >= 0) {
+            tv_cache_pin(cache, &like->pages[i], 1);
+            seq->pages[i] = like->pages[i];
         }
     }
     seq->page_count = count;
-    seq->len = len;
-    seq->exact = exact;
-    return 0;
+    seq->len = like->len;
+    seq->exact = like->exact;
+    if (like->scratch > 0) {
+        rc = tv_cache_reserve(cache, seq, like->scratch, ret_shortage);
+    }
+    if (rc != 0) {
+        ret_shortage->pages_needed += taken; /* which are given back, and were free before */
+        ret_shortage->pages_free += taken;
+        tv_cache_seq_finish(cache, seq);
+    }
+    return rc;
 }

@@ -97,8 +97,7 @@ static int context_restore(struct tv_engine *engine, const struct tv_cache_seq *
     if (context == NULL) {
         return -ENOMEM;
     }
-    int rc = tv_cache_restore(engine->cache, &context->seq, like->pages, like->page_count,
-                              like->len, like->exact, ret_shortage);
+    int rc = tv_cache_restore(engine->cache, &context->seq, like, ret_shortage);
     if (rc != 0) {
         context_close(engine, context);
         return rc;

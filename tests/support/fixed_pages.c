@@ -82,14 +82,14 @@ int tv_fixed_restore(struct tv_engine *engine, const struct tv_cache_seq *like,
     struct tv_context *context = NULL;
     int rc = engine->ops->context_open(engine, &context);
     if (rc == 0) {
-        rc = tv_cache_restore(engine->cache, &context->seq, like->pages, like->page_count,
-                              like->len, like->exact, ret_shortage);
+        rc = tv_cache_restore(engine->cache, &context->seq, like, ret_shortage);
     }
     if (rc != 0) {
         engine->ops->context_close(engine, context);
         return rc;
     }
     context->len = like->len;
+    context->scratch = like->scratch;
     *ret_context = context;
     return 0;
 }
