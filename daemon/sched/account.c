@@ -111,13 +111,6 @@ static int creates(const struct job *job)
     return job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_FORK;
 }
 
-/* Committed rows, and those of a round that waits for its client. */
-static int64_t rows_held(const struct tv_session *session)
-{
-    int waits = session->held.seq > 0 && !session->held.settled;
-    return (int64_t)session->len + (waits ? session->held.count : 0);
-}
-
 /* Sessions of the principal and what they hold, those under way included. */
 static void holdings(const struct tv_sched *sched, const struct tv_account *account,
                      int64_t *ret_sessions, int64_t *ret_pages)
@@ -130,7 +123,7 @@ static void holdings(const struct tv_sched *sched, const struct tv_account *acco
              session = session->next) {
             if (strcmp(session->principal, account->principal) == 0) {
                 *ret_sessions += 1;
-                *ret_pages += pages_of(sched, rows_held(session));
+                *ret_pages += pages_of(sched, tv_session_rows(session));
             }
         }
     }

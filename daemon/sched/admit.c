@@ -96,31 +96,11 @@ static int rule_of_call(struct tv_sched *sched, struct job *job)
     return rc;
 }
 
-/* The client's own session was restored under this epoch: tell it where that is. */
-static void explain_restored(struct tv_sched *sched, const struct tv_call *call,
-                             struct tv_problem *problem)
-{
-    const struct tv_request *request = &call->request;
-    struct tv_session *session = NULL;
-    if (tv_sessions_find(&sched->table, request->session, call->principal, tv_clock_us(),
-                         &session) != TV_OK ||
-        !session->restored) {
-        return;
-    }
-    int believes = request->kind == TV_CALL_VERIFY || request->kind == TV_CALL_EXTEND ||
-                   request->kind == TV_CALL_DECODE || request->kind == TV_CALL_ROLLBACK;
-    int32_t from = believes && !request->len_implied ? request->expected_len : session->len;
-    tv_session_explain(session, from, problem);
-}
-
 int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
                         struct tv_session **ret_session, struct tv_problem *problem)
 {
     const struct tv_request *request = &call->request;
-    if (request->epoch[0] != '\0' && strcmp(request->epoch, sched->table.epoch) != 0) {
-        tv_problem_set(problem, TV_EPOCH_CHANGED, "/epoch",
-                       "the server has started anew: its epoch is %s", sched->table.epoch);
-        explain_restored(sched, call, problem);
+    if (tv_sched_epoch_judge(sched, call, problem) != 0) {
         return -EINVAL;
     }
     enum tv_code code = tv_sessions_find(&sched->table, request->session, call->principal,

@@ -259,6 +259,10 @@ void tv_sched_calls_done(struct tv_sched *sched, struct tv_call *calls);
 /* answer.c, info.c: calls that need no device. Without the lock. */
 int tv_sched_answer_session(struct tv_sched *sched, struct tv_call *call);
 int tv_sched_answer_info(struct tv_sched *sched, struct tv_call *call);
+/* restore.c, with the lock: is the call's epoch, if it has one, this server's? 0, or -EINVAL with
+ * *problem, which has the state of a restored session of it. */
+int tv_sched_epoch_judge(struct tv_sched *sched, const struct tv_call *call,
+                         struct tv_problem *problem);
 /* With the lock: epoch and session of a call. 0, or -EINVAL with *problem. */
 int tv_sched_session_of(struct tv_sched *sched, const struct tv_call *call,
                         struct tv_session **ret_session, struct tv_problem *problem);
@@ -316,7 +320,7 @@ int tv_sched_prefix_adopt(struct tv_sched *sched, struct job *job);
 void tv_sched_prefix_publish(struct tv_sched *sched, struct job *job);
 /* What a restored session brought along, before any call. */
 void tv_sched_prefix_offer(struct tv_sched *sched, struct tv_session *session);
-/* snapshot.c: let go of the folder. */
+/* restore.c: let go of the folder. */
 void tv_sched_snapshot_finish(struct tv_sched *sched);
 
 /* pick.c: whose step is next. The worker thread, with the lock. */

@@ -42,6 +42,9 @@ int tv_sched_key_judge(struct tv_sched *sched, struct tv_call *call, int *ret_at
     if (call->key[0] == '\0') {
         return 0;
     }
+    if (tv_sched_epoch_judge(sched, call, problem) != 0) {
+        return -EINVAL; /* the answer may be there since before a restart, which is told first */
+    }
     struct tv_session_key *entry =
         tv_session_key_find(&sched->table, call->principal, call->key, tv_clock_us());
     if (entry == NULL && tv_session_key_room(&sched->table)) {

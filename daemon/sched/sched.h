@@ -126,13 +126,13 @@ void tv_sched_events_leave(struct tv_reply *reply);
 int tv_sched_violation(struct tv_sched *sched, struct tv_parity_violation *ret_newest);
 /* Names of the paths by which requests are counted; static texts, before any call. */
 void tv_sched_routes_set(struct tv_sched *sched, const char *const *names, size_t count);
-/* snapshot.c. Before any call: keep sessions in this folder from now on (NULL or "": nowhere), and
+/* restore.c. Before any call: keep sessions in this folder from now on (NULL or "": nowhere), and
  * restore those that the last process left there, whose leases were not over at started_unix_ms.
  * `moved` is called now and then while that lasts; NULL: nobody is told. What cannot be is logged.
  */
 void tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_unix_ms,
                       void (*moved)(void *context), void *moved_context);
-/* After tv_sched_end: write the sessions there, until deadline_us (of tv_clock_us). */
+/* snapshot.c. After tv_sched_end: write the sessions there, until deadline_us (of tv_clock_us). */
 void tv_sched_save(struct tv_sched *sched, int64_t deadline_us);
 /* Refuse what is queued, and end the threads. All calls are complete on return. */
 void tv_sched_end(struct tv_sched *sched);

@@ -1,63 +1,17 @@
 /*
- * snapshot.c - sessions go into a file when the process ends, and come back when the next starts.
+ * snapshot.c - sessions go into a file when the process ends.
  *
  * Saves after the worker has ended, those used last first, within a time and a number of bytes;
- * what does not fit is named in the log. Restores before the first call. Refuses to end either for
- * a session that cannot be kept: the others are worth the same as before.
+ * what does not fit is named in the log. Refuses to end for a session that cannot be kept: the
+ * others are worth the same as before.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "sched/job.h"
-#include "sched/version.h"
-
-#define NAMED_MAX 64 /* sessions that the log names one by one */
-
-/* 0: this engine's rows can be saved. */
-static int layout_of(const struct tv_sched *sched, struct tv_snapshot_layout *ret_layout)
-{
-    struct tv_engine_facts facts;
-    tv_engine_facts(sched->engine, &facts);
-    memset(ret_layout, 0, sizeof *ret_layout);
-    if (facts.pages == NULL || sched->engine->ops->context_seq == NULL) {
-        return -ENOTSUP;
-    }
-    memcpy(ret_layout->model_id, facts.model_id, sizeof ret_layout->model_id);
-    ret_layout->layers = facts.pages->layers;
-    ret_layout->page_size = facts.pages->page_size;
-    ret_layout->row_dim = facts.pages->row_dim;
-    ret_layout->element = facts.pages->dtype == TV_BF16;
-    ret_layout->vocab = sched->engine->vocab;
-    (void)snprintf(ret_layout->maker, sizeof ret_layout->maker, "%s %s %s", TV_VERSION,
-                   facts.backend, facts.variant); /* a long one is told by what fits */
-    return 0;
-}
-
-/* The log names sessions up to a number, and then how many more there are. */
-struct naming {
-    int32_t count;
-};
-
-static void name_lost(struct naming *naming, const char *what, const char *id, int32_t len,
-                      const char *why)
-{
-    if (naming->count++ < NAMED_MAX) {
-        tv_log(TV_LOG_WARNING, "session %s of %d tokens is not %s: %s", id[0] != '\0' ? id : "?",
-               len, what, why);
-    }
-}
-
-static void naming_end(const struct naming *naming, const char *what)
-{
-    if (naming->count > NAMED_MAX) {
-        tv_log(TV_LOG_WARNING, "%d more sessions are not %s", naming->count - NAMED_MAX, what);
-    }
-}
+#include "sched/snapshot_common.h"
 
 /* A save under way. */
 struct saving {
@@ -65,14 +19,14 @@ struct saving {
     struct tv_snapshot_file file;
     struct tv_sha256 heads;
     size_t page_bytes;
-    int64_t bytes_max, deadline_us;
+    int64_t bytes_max, start_us, deadline_us;
     int64_t pages_total; /* of the pool */
     int64_t *numbers;    /* [pages_total]: of a page in the file; -1: it is not there; owned */
     void *page;          /* [page_bytes], owned */
     int64_t page_count;
     uint32_t session_count;
     int over; /* nothing more can be written */
-    struct naming naming;
+    struct tv_sched_naming naming;
 };
 
 static int later_first(const void *a, const void *b)
@@ -82,18 +36,15 @@ static int later_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* Those whose lease is not over: malloc'd, or NULL: none, or no memory for the list. */
-static struct tv_session **candidates(const struct tv_sessions *table, int32_t *ret_count)
+/* Those whose lease is not over, malloc'd. 0 or -ENOMEM. */
+static int candidates(const struct tv_sessions *table, struct tv_session ***ret_list,
+                      int32_t *ret_count)
 {
     int64_t now_us = tv_clock_us();
-    struct tv_session **list = NULL;
     int32_t count = 0;
-    *ret_count = 0;
-    if (table->count > 0) {
-        list = calloc((size_t)table->count, sizeof(struct tv_session *));
-    }
+    struct tv_session **list = calloc((size_t)table->count + 1, sizeof(struct tv_session *));
     if (list == NULL) {
-        return NULL;
+        return -ENOMEM;
     }
     for (size_t i = 0; i < table->bucket_count; i++) {
         for (struct tv_session *one = table->buckets[i]; one != NULL; one = one->next) {
@@ -103,8 +54,9 @@ static struct tv_session **candidates(const struct tv_sessions *table, int32_t *
         }
     }
     qsort(list, (size_t)count, sizeof(struct tv_session *), later_first);
+    *ret_list = list;
     *ret_count = count;
-    return list;
+    return 0;
 }
 
 /* Number the session's pages; those that no session before had get the next numbers. How many;
@@ -140,6 +92,14 @@ static void pages_forget(struct saving *saving, const struct tv_cache_seq *seq, 
     }
 }
 
+/* The disk is to have all of it by then, not only this process to be done. */
+static int is_late(const struct saving *saving)
+{
+    int64_t now_us = tv_clock_us();
+    return now_us + tv_snapshot_file_flush_us(&saving->file, now_us - saving->start_us) >=
+           saving->deadline_us;
+}
+
 /* The new pages, in the order of their numbers. 0, -ETIME or what failed. */
 static int pages_write(struct saving *saving, const struct tv_cache_seq *seq, int32_t count)
 {
@@ -151,7 +111,7 @@ static int pages_write(struct saving *saving, const struct tv_cache_seq *seq, in
         if (saving->numbers[seq->pages[i]] != next) {
             continue;
         }
-        if (tv_clock_us() >= saving->deadline_us) {
+        if (is_late(saving)) {
             return -ETIME;
         }
         rc = engine->ops->page_read(engine, seq->pages[i], saving->page);
@@ -183,7 +143,8 @@ static int session_write(struct saving *saving, const struct tv_session *session
     struct tv_snapshot_bytes body;
     struct tv_sha256 heads = saving->heads;
     uint8_t head[TV_SNAPSHOT_HEAD_BYTES];
-    tv_snapshot_write_body(session, pages, &body);
+    tv_snapshot_write_body(session, pages, tv_session_key_made(&saving->sched->table, session),
+                           &body);
     int rc = body.failed ? -ENOMEM
              : body.bytes > TV_SNAPSHOT_BODY_BYTES_MAX || !fits(saving, body.bytes, fresh)
                  ? -EOVERFLOW
@@ -227,11 +188,12 @@ static void session_save(struct saving *saving, const struct tv_session *session
     const struct tv_cache_seq *seq =
         session->context != NULL ? ops->context_seq(session->context) : NULL;
     struct tv_snapshot_pages pages = {0};
-    int32_t page = saving->sched->table.params.page_size;
-    int32_t count = session->len / page + (session->len % page != 0);
+    int32_t page = saving->sched->table.params.page_size, rows = tv_session_rows(session);
+    int32_t count = rows / page + (rows % page != 0);
     uint64_t at = saving->file.at;
     int rc = saving->over ? saving->over : 0;
     if (rc == 0 && (seq == NULL || seq->len != session->len || seq->page_count < count ||
+                    (rows > session->len && seq->scratch != rows - session->len) ||
                     saving->page_count > (int64_t)UINT32_MAX - count)) {
         rc = -ENODATA;
     }
@@ -252,7 +214,7 @@ static void session_save(struct saving *saving, const struct tv_session *session
     }
     tv_snapshot_pages_finish(&pages);
     if (rc != 0) {
-        name_lost(&saving->naming, "kept", session->id, session->len, why_not(rc));
+        tv_sched_name_lost(&saving->naming, session->id, session->len, why_not(rc));
     }
 }
 
@@ -293,38 +255,50 @@ static int saving_end(struct saving *saving)
     return tv_snapshot_file_finish(&saving->file);
 }
 
+/* What one of `count` sessions is lost for without a look at any. */
+static void say_none(int32_t count, int rc)
+{
+    tv_log(TV_LOG_ERROR, "%d sessions end with this process: %s", count, why_not(rc));
+}
+
 void tv_sched_save(struct tv_sched *sched, int64_t deadline_us)
 {
     struct tv_snapshot_layout layout;
     struct saving saving = {.sched = sched,
                             .file = {.dir = -1, .fd = -1},
                             .bytes_max = sched->config->snapshot_bytes,
-                            .deadline_us = deadline_us};
-    int64_t start_us = tv_clock_us();
+                            .start_us = tv_clock_us(),
+                            .deadline_us = deadline_us,
+                            .naming = {.what = "kept"}};
+    struct tv_session **list = NULL;
     int32_t count = 0;
-    if (sched->snapshot_dir < 0 || sched->lost || layout_of(sched, &layout) != 0) {
+    if (sched->snapshot_dir < 0 || sched->table.count == 0 ||
+        tv_sched_snapshot_layout(sched, &layout) != 0) {
         return;
     }
-    struct tv_session **list = candidates(&sched->table, &count);
-    if (count == 0) {
+    int rc = sched->lost ? -ENOTRECOVERABLE : candidates(&sched->table, &list, &count);
+    if (rc != 0) {
+        say_none(sched->table.count, rc);
+    }
+    if (rc != 0 || count == 0) {
         free(list);
         return;
     }
     saving.page_bytes = tv_snapshot_page_bytes(&layout);
-    int rc = saving_start(&saving, &layout);
+    rc = saving_start(&saving, &layout);
     saving.over = rc;
     for (int32_t i = 0; i < count; i++) {
         session_save(&saving, list[i]);
     }
-    naming_end(&saving.naming, "kept");
+    tv_sched_name_end(&saving.naming);
     if (rc == 0) {
         rc = saving_end(&saving);
     }
     if (rc == 0) {
-        tv_log(TV_LOG_INFO,
-               "%u sessions are kept for the next start: %lld pages, %lld KiB, %lld ms",
-               saving.session_count, (long long)saving.page_count,
-               (long long)(saving.file.at >> 10), (long long)(tv_clock_us() - start_us) / 1000);
+        tv_log(
+            TV_LOG_INFO, "%u sessions are kept for the next start: %lld pages, %lld KiB, %lld ms",
+            saving.session_count, (long long)saving.page_count, (long long)(saving.file.at >> 10),
+            (long long)(tv_clock_us() - saving.start_us) / 1000);
     } else {
         tv_snapshot_file_abandon(&saving.file);
         tv_log(TV_LOG_ERROR, "no session is kept for the next start: %s", why_not(rc));
@@ -332,240 +306,4 @@ void tv_sched_save(struct tv_sched *sched, int64_t deadline_us)
     free(list);
     free(saving.numbers);
     free(saving.page);
-}
-
-/* A restore under way. */
-struct restoring {
-    struct tv_sched *sched;
-    struct tv_snapshot_reader reader;
-    int64_t started_unix_ms;
-    int32_t *places; /* [reader.page_count]: pages of the pool; -1: not there; owned */
-    void *page;      /* [page_bytes], owned */
-    void (*moved)(void *context);
-    void *moved_context;
-    int32_t restored, damaged;
-    struct naming naming;
-};
-
-/* The pages of a new context that are not in the pool yet. 0 or what failed. */
-static int pages_fill(const struct restoring *restoring, const struct tv_cache_seq *seq,
-                      const struct tv_snapshot_pages *pages, const int32_t *places)
-{
-    struct tv_engine *engine = restoring->sched->engine;
-    int rc = 0;
-    for (int32_t i = 0; rc == 0 && i < pages->count; i++) {
-        if (places[i] >= 0) {
-            continue; /* another session's too, and there */
-        }
-        rc = tv_snapshot_page(&restoring->reader, pages->numbers[i], restoring->page);
-        if (rc == 0) {
-            rc = engine->ops->page_write(engine, seq->pages[i], restoring->page);
-        }
-        restoring->moved(restoring->moved_context);
-    }
-    return rc;
-}
-
-/* A context with the session's rows. 0, or what failed, which *ret_why may say better. */
-static int context_make(struct restoring *restoring, struct tv_session *session,
-                        const struct tv_snapshot_pages *pages, char *ret_why, size_t why_bytes)
-{
-    struct tv_engine *engine = restoring->sched->engine;
-    struct tv_cache_shortage shortage = {0};
-    struct tv_context *context = NULL;
-    int32_t *places = malloc((size_t)pages->count * sizeof *places);
-    if (places == NULL) {
-        return -ENOMEM;
-    }
-    for (int32_t i = 0; i < pages->count; i++) {
-        places[i] = restoring->places[pages->numbers[i]];
-    }
-    const struct tv_cache_seq like = {.pages = places,
-                                      .page_count = pages->count,
-                                      .len = session->len,
-                                      .exact = restoring->reader.same_maker ? pages->exact : 0};
-    int rc = engine->ops->restore(engine, &like, &context, &shortage);
-    if (rc == -ENOSPC) {
-        (void)snprintf(ret_why, why_bytes, "%lld pages are needed, %lld are free",
-                       (long long)shortage.pages_needed, (long long)shortage.pages_free);
-    }
-    if (rc == 0) {
-        const struct tv_cache_seq *seq = engine->ops->context_seq(context);
-        rc = pages_fill(restoring, seq, pages, places);
-        if (rc == 0) {
-            session->context = context;
-            rc = tv_sessions_restore(&restoring->sched->table, session,
-                                     session->lease_expires_unix_ms - restoring->started_unix_ms,
-                                     tv_clock_us());
-        }
-        for (int32_t i = 0; rc == 0 && i < pages->count; i++) {
-            restoring->places[pages->numbers[i]] = seq->pages[i];
-        }
-    }
-    if (rc != 0 && context != NULL) {
-        engine->ops->context_close(engine, context);
-        session->context = NULL;
-    }
-    free(places);
-    return rc;
-}
-
-/* NULL, or why it is not restored. */
-static const char *session_restore(struct restoring *restoring, struct tv_session *session,
-                                   const struct tv_snapshot_pages *pages, char *why,
-                                   size_t why_bytes)
-{
-    const struct tv_sessions *table = &restoring->sched->table;
-    why[0] = '\0';
-    if (session->lease_expires_unix_ms <= restoring->started_unix_ms) {
-        return "its lease was over before this start";
-    }
-    if (table->count >= table->params.sessions_max) {
-        return "max_sessions are open";
-    }
-    int rc = context_make(restoring, session, pages, why, why_bytes);
-    restoring->damaged += rc == -EBADMSG;
-    if (rc == 0 || why[0] != '\0') {
-        return rc == 0 ? NULL : why;
-    }
-    return rc == -EBADMSG  ? "a page of it is damaged"
-           : rc == -EEXIST ? "another one has its id"
-                           : strerror(-rc);
-}
-
-/* Prompts of later calls find the pages that sessions brought along. */
-static void pages_publish(struct tv_sched *sched)
-{
-    struct tv_sessions *table = &sched->table;
-    for (size_t i = 0; i < table->bucket_count; i++) {
-        for (struct tv_session *one = table->buckets[i]; one != NULL; one = one->next) {
-            if (one->restored) {
-                tv_sched_prefix_offer(sched, one);
-            }
-        }
-    }
-}
-
-static void sessions_read(struct restoring *restoring)
-{
-    struct tv_sched *sched = restoring->sched;
-    struct tv_snapshot_pages pages;
-    struct tv_session *session = NULL;
-    char id[32], why[120];
-    int rc;
-    while ((rc = tv_snapshot_next(&restoring->reader, &sched->table, sched->engine->vocab, &session,
-                                  &pages, id, why, sizeof why)) != 0) {
-        const char *wrong = why;
-        int32_t len = 0;
-        if (rc == 1) {
-            len = session->len;
-            wrong = session_restore(restoring, session, &pages, why, sizeof why);
-            tv_snapshot_pages_finish(&pages);
-        } else {
-            restoring->damaged++;
-        }
-        if (wrong == NULL) {
-            restoring->restored++;
-            continue;
-        }
-        name_lost(&restoring->naming, "restored", id, len, wrong);
-        if (rc == 1) {
-            tv_session_destroy(session);
-        }
-    }
-    naming_end(&restoring->naming, "restored");
-}
-
-/* 0; or why nothing of it was read, in *error. */
-static int file_read(struct restoring *restoring, const struct tv_snapshot_source *source,
-                     char *error, size_t error_bytes)
-{
-    struct tv_snapshot_layout layout;
-    (void)layout_of(restoring->sched, &layout); /* which was asked before */
-    int rc = tv_snapshot_open(source, &layout, &restoring->reader, error, error_bytes);
-    if (rc == 0) {
-        size_t count = (size_t)restoring->reader.page_count;
-        restoring->places = malloc((count + 1) * sizeof *restoring->places);
-        restoring->page = malloc(restoring->reader.page_bytes);
-        if (restoring->places == NULL || restoring->page == NULL) {
-            (void)snprintf(error, error_bytes, "no memory to read it");
-            rc = -ENOMEM;
-        }
-        for (size_t i = 0; rc == 0 && i < count; i++) {
-            restoring->places[i] = -1;
-        }
-    }
-    if (rc == 0) {
-        sessions_read(restoring);
-        pages_publish(restoring->sched);
-    }
-    tv_snapshot_close(&restoring->reader);
-    free(restoring->places);
-    free(restoring->page);
-    return rc;
-}
-
-static void not_at_all(void *context)
-{
-    (void)context; /* nobody waits for it */
-}
-
-/* The folder, when snapshots can be had here. */
-static int dir_take(struct tv_sched *sched, const char *dir)
-{
-    struct tv_snapshot_layout layout;
-    if (dir == NULL || dir[0] == '\0' || sched->config->snapshot_bytes == 0 ||
-        layout_of(sched, &layout) != 0 || tv_snapshot_page_bytes(&layout) == 0) {
-        return -ENOTSUP;
-    }
-    int rc = tv_snapshot_dir_open(dir, &sched->snapshot_dir);
-    if (rc != 0) {
-        tv_log(TV_LOG_WARNING, "state_dir %s: %s; sessions end with this process", dir,
-               rc == -EWOULDBLOCK ? "another process keeps its sessions there" : strerror(-rc));
-    }
-    return rc;
-}
-
-void tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_unix_ms,
-                      void (*moved)(void *context), void *moved_context)
-{
-    struct restoring restoring = {.sched = sched,
-                                  .started_unix_ms = started_unix_ms,
-                                  .moved = moved != NULL ? moved : not_at_all,
-                                  .moved_context = moved_context};
-    struct tv_snapshot_file file;
-    struct tv_snapshot_source source;
-    char error[200] = "";
-    int64_t start_us = tv_clock_us();
-    if (dir_take(sched, dir) != 0) {
-        return;
-    }
-    int rc = tv_snapshot_file_open(sched->snapshot_dir, &file, &source, error, sizeof error);
-    if (rc == 0) {
-        tv_sched_lock(sched); /* the worker has nothing to do, and waits meanwhile */
-        rc = file_read(&restoring, &source, error, sizeof error);
-        sched->restore_lost = restoring.naming.count;
-        tv_sched_unlock(sched);
-        tv_snapshot_file_close(&file, rc != 0 || restoring.damaged > 0);
-    } else if (error[0] == '\0') {
-        (void)snprintf(error, sizeof error, "%s", strerror(-rc));
-    }
-    if (rc == 0) {
-        tv_log(TV_LOG_INFO, "%d sessions of the last process are restored, %d are not; %lld ms",
-               restoring.restored, restoring.naming.count,
-               (long long)(tv_clock_us() - start_us) / 1000);
-    } else if (rc != -ENOENT) {
-        tv_log(TV_LOG_ERROR,
-               "the sessions of the last process are lost: %s; their file is kept as "
-               "sessions.snapshot.refused",
-               error);
-    }
-}
-
-void tv_sched_snapshot_finish(struct tv_sched *sched)
-{
-    if (sched->snapshot_dir >= 0) {
-        (void)close(sched->snapshot_dir); /* and unlocked; it was only read */
-        sched->snapshot_dir = -1;
-    }
 }

@@ -43,6 +43,12 @@ void tv_session_held_finish(struct tv_session_held *held)
     memset(held, 0, sizeof *held);
 }
 
+int32_t tv_session_rows(const struct tv_session *session)
+{
+    int waits = session->held.seq > 0 && !session->held.settled;
+    return session->len + (waits ? session->held.count : 0);
+}
+
 int tv_session_refuse_held(const struct tv_session *session, struct tv_problem *problem)
 {
     if (session->held.seq == 0 || session->held.settled) {

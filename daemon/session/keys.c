@@ -140,14 +140,10 @@ int tv_session_key_room(const struct tv_sessions *table)
     return table->keys.running < TV_SESSION_KEYS_MAX;
 }
 
-struct tv_session_key *tv_session_key_begin(struct tv_sessions *table, const char *principal,
-                                            const char *key, const struct tv_request *request,
-                                            void *operation)
+/* A place for an entry that nothing is known of. */
+static struct tv_session_key *place_take(struct tv_session_keys *keys, const char *principal,
+                                         const char *key)
 {
-    struct tv_session_keys *keys = &table->keys;
-    if (!tv_session_key_room(table)) {
-        return NULL;
-    }
     struct tv_session_key_owner *owner = owner_of(keys, principal);
     struct tv_session_key *entry = free_place(keys);
     if (entry == NULL) {
@@ -158,8 +154,28 @@ struct tv_session_key *tv_session_key_begin(struct tv_sessions *table, const cha
     keys->hashes[entry - keys->entries] = hash_of(principal, key);
     entry->owner = owner;
     entry->owner->count++;
-    entry->serial = keys->serial++;
     (void)strncpy(entry->key, key, sizeof entry->key - 1);
+    return entry;
+}
+
+/* Of the answers, the oldest of whoever has the most go, this entry's excepted. */
+static void bytes_bound(struct tv_session_keys *keys, const struct tv_session_key *entry)
+{
+    while (keys->bytes > TV_SESSION_KEY_BYTES_MAX) { /* its own answer is less */
+        forget(keys, displaced(keys, entry->owner, entry));
+    }
+}
+
+struct tv_session_key *tv_session_key_begin(struct tv_sessions *table, const char *principal,
+                                            const char *key, const struct tv_request *request,
+                                            void *operation)
+{
+    struct tv_session_keys *keys = &table->keys;
+    if (!tv_session_key_room(table)) {
+        return NULL;
+    }
+    struct tv_session_key *entry = place_take(keys, principal, key);
+    entry->serial = keys->serial++;
     memcpy(entry->session, request->session, sizeof entry->session);
     memcpy(entry->body_hash, request->body_hash, sizeof entry->body_hash);
     entry->operation = operation;
@@ -183,7 +199,39 @@ void tv_session_key_end(struct tv_sessions *table, struct tv_session_key *entry,
         return;
     }
     (void)strncpy(entry->made, made, sizeof entry->made - 1);
-    while (keys->bytes > TV_SESSION_KEY_BYTES_MAX) { /* its own answer is less */
-        forget(keys, displaced(keys, entry->owner, entry));
+    bytes_bound(keys, entry);
+}
+
+const struct tv_session_key *tv_session_key_made(const struct tv_sessions *table,
+                                                 const struct tv_session *session)
+{
+    const struct tv_session_keys *keys = &table->keys;
+    for (int32_t i = 0; i < TV_SESSION_KEYS_MAX; i++) {
+        if (keys->hashes[i] != 0 && strcmp(keys->entries[i].made, session->id) == 0) {
+            return &keys->entries[i]; /* it has ended: the session is there */
+        }
     }
+    return NULL;
+}
+
+void tv_session_key_restore(struct tv_sessions *table, const struct tv_session *session,
+                            struct tv_session_key *key, int64_t now_us)
+{
+    struct tv_session_keys *keys = &table->keys;
+    if (tv_session_key_find(table, session->principal, key->key, now_us) != NULL) {
+        return;
+    }
+    struct tv_session_key *entry = place_take(keys, session->principal, key->key);
+    entry->serial = key->serial;
+    keys->serial = keys->serial > key->serial ? keys->serial : key->serial + 1;
+    memcpy(entry->session, key->session, sizeof entry->session);
+    memcpy(entry->body_hash, key->body_hash, sizeof entry->body_hash);
+    memcpy(entry->made, session->id, sizeof entry->made);
+    entry->body = key->body;
+    entry->body_bytes = key->body_bytes;
+    entry->done_us = now_us;
+    keys->bytes += key->body_bytes;
+    key->body = NULL;
+    key->body_bytes = 0;
+    bytes_bound(keys, entry);
 }

@@ -280,8 +280,10 @@ static int judge_belief(const struct tv_session *session, const struct found *fo
                         const struct tv_request *request, const struct tv_tree *tree,
                         struct tv_problem *problem)
 {
-    int reopens = request->kind == TV_CALL_EXTEND || request->kind == TV_CALL_ROLLBACK;
-    if (!reopens && found->finish != TV_FINISH_NONE) {
+    /* what reopens it; and what a lower max_len ended over a restart has its held round settled */
+    int goes_on = request->kind == TV_CALL_EXTEND || request->kind == TV_CALL_ROLLBACK ||
+                  request->kind == TV_CALL_COMMIT;
+    if (!goes_on && found->finish != TV_FINISH_NONE) {
         tv_problem_set(problem, TV_SESSION_FINISHED, NULL, "the session has finished: %s",
                        found->finish == TV_FINISH_STOP ? "stop" : "length");
     } else if (!request->len_implied && request->expected_len != found->len) {

@@ -73,6 +73,9 @@ int tv_session_held_make(int32_t seq, enum tv_rule rule, const struct tv_tree *t
                          const int32_t *proposed, int32_t proposed_count, int32_t pending,
                          struct tv_session_held *ret_held);
 void tv_session_held_finish(struct tv_session_held *held);
+struct tv_session;
+/* Rows that its context has: the committed ones, and those of a held round. */
+int32_t tv_session_rows(const struct tv_session *session);
 
 #define TV_SESSION_DEPTHS_MAX 16
 #define TV_SESSION_APART_MAX  15
@@ -267,6 +270,14 @@ struct tv_session_key *tv_session_key_begin(struct tv_sessions *table, const cha
  * it was refused, and the key is free. */
 void tv_session_key_end(struct tv_sessions *table, struct tv_session_key *entry, const char *made,
                         char *body, size_t body_bytes, int64_t now_us);
+/* The call that made this session, when it came with a key and has ended; NULL: nothing is known.
+ */
+const struct tv_session_key *tv_session_key_made(const struct tv_sessions *table,
+                                                 const struct tv_session *session);
+/* The same of another process's table, into this one, with the answer, which *key gives up; not
+ * where the principal has used that key since. */
+void tv_session_key_restore(struct tv_sessions *table, const struct tv_session *session,
+                            struct tv_session_key *key, int64_t now_us);
 /* Private to session/. init: 0, or -1 without memory; finish copes with that. */
 int tv_session_keys_init(struct tv_session_keys *keys);
 void tv_session_keys_finish(struct tv_session_keys *keys);

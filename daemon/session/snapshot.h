@@ -5,8 +5,9 @@
  * type or page layout, and one that ends before its end; a session whose own bytes are damaged, or
  * say what no session can, is refused alone. Knows rows as opaque pages that somebody else copies.
  *
- * Format, version 1. Numbers are little-endian; u is unsigned, i is two's complement, f64 the bits
- * of a binary64; every checksum is SHA-256 (32 bytes).
+ * Format, version 2; version 1, which ends a body behind its answers, is read too. Numbers are
+ * little-endian; u is unsigned, i is two's complement, f64 the bits of a binary64; every checksum
+ * is SHA-256 (32 bytes).
  *
  *   header     magic "treeverify-snap" and a NUL, u32 version, u32 layers, u32 page_size (rows),
  *              u32 row_dim, u32 element (0: f32, 1: bf16), u32 vocab, model_id[32], maker[96],
@@ -25,10 +26,18 @@
  *              i64 lease_expires_unix_ms, verify_rounds, verify_tokens, drafts nodes, levels,
  *              i32 tried[16], taken[16], stop_ids[16]; u32 pages[page_count]; i32 tokens[len];
  *              then for each kept answer i32 seq, i32 leaf, u64 bytes, outcome_at, outcome_bytes,
- *              hash[32] and the answer
+ *              hash[32] and the answer; then the round that waits for its client's decision, i32
+ *              held seq (0: none, and nothing more of it), rule, count, proposed_count, pending,
+ *              settled, len_before, tokens[count], parents[count], proposed[proposed_count]; then
+ *              the call that made the session with an Idempotency-Key, i32 key_bytes (0: none, and
+ *              nothing more of it), the key, session[32] (whose path it came by, or NUL), hash[32],
+ *              u64 serial, epoch_at, bytes, and the answer, in which the epoch stands at epoch_at
  *
- * What is not in it: rows that were to be fetched, a held round (it ends with the process, as if
- * its client had settled it with an empty path), keys of idempotent calls, ids of expired sessions.
+ * Rows are those of the tokens, and behind them, of a held round that is not settled, one of each
+ * node, in the order of nodes.
+ *
+ * What is not in it: rows that were to be fetched, keys of batches and of sessions that are not in
+ * the file, ids of expired sessions.
  */
 #ifndef TV_SESSION_SNAPSHOT_H
 #define TV_SESSION_SNAPSHOT_H
@@ -64,6 +73,16 @@ struct tv_snapshot_pages {
 };
 void tv_snapshot_pages_finish(struct tv_snapshot_pages *pages);
 
+/* A session of a file, with what its table has of it. */
+struct tv_snapshot_item {
+    struct tv_session *session; /* owned; without a context */
+    struct tv_snapshot_pages pages;
+    struct tv_session_key key; /* of the call that made it, with its answer; key.key "": none */
+    char id[32];               /* its name where that could be read, else "" */
+};
+/* Frees what is still there. */
+void tv_snapshot_item_finish(struct tv_snapshot_item *item);
+
 /* Bytes that grow; failed: no memory, and nothing is added any more. */
 struct tv_snapshot_bytes {
     uint8_t *data; /* owned */
@@ -73,11 +92,12 @@ struct tv_snapshot_bytes {
 void tv_snapshot_bytes_finish(struct tv_snapshot_bytes *bytes);
 
 /* snapshot_write.c. The bytes of each part. A session's: what its body says, in its context's order
- * of pages. Its head needs the number of its new pages; heads is the sum that the end has. */
+ * of pages; key: of the call that made it, or NULL. Its head needs the number of its new pages;
+ * heads is the sum that the end has. */
 void tv_snapshot_write_header(const struct tv_snapshot_layout *layout, int64_t saved_unix_ms,
                               uint8_t ret_header[TV_SNAPSHOT_HEADER_BYTES]);
 void tv_snapshot_write_body(const struct tv_session *session, const struct tv_snapshot_pages *pages,
-                            struct tv_snapshot_bytes *ret_body);
+                            const struct tv_session_key *key, struct tv_snapshot_bytes *ret_body);
 void tv_snapshot_write_head(const struct tv_snapshot_bytes *body, uint32_t new_pages,
                             struct tv_sha256 *heads, uint8_t ret_head[TV_SNAPSHOT_HEAD_BYTES]);
 void tv_snapshot_write_end(uint32_t sessions, uint64_t pages, const struct tv_sha256 *heads,
@@ -98,7 +118,7 @@ struct tv_snapshot_reader {
     size_t page_bytes;
     int64_t saved_unix_ms;
     int same_maker;
-    uint32_t session_count;
+    uint32_t version, session_count;
     uint64_t page_count;
     uint64_t at;     /* of the next head */
     uint64_t passed; /* pages in front of it */
@@ -112,12 +132,11 @@ int tv_snapshot_open(const struct tv_snapshot_source *source,
                      const struct tv_snapshot_layout *layout, struct tv_snapshot_reader *ret_reader,
                      char *error, size_t error_bytes);
 void tv_snapshot_close(struct tv_snapshot_reader *reader);
-/* The next session, not in the table and without a context. 1; 0: there is none; -EBADMSG with
- * error: this one is refused, and the next call reads the one behind it; -ENOMEM, the same. id is
- * its name where that could be read, else "". */
+/* The next session, not in the table; its call's answer has the table's epoch. 1, and the item is
+ * to be finished; 0: there is none; -EBADMSG with error: this one is refused, the item has nothing
+ * but its name, and the next call reads the one behind it; -ENOMEM, the same. */
 int tv_snapshot_next(struct tv_snapshot_reader *reader, const struct tv_sessions *table,
-                     int32_t vocab, struct tv_session **ret_session,
-                     struct tv_snapshot_pages *ret_pages, char ret_id[32], char *error,
+                     int32_t vocab, struct tv_snapshot_item *ret_item, char *error,
                      size_t error_bytes);
 /* Read a page of page_bytes. 0; -EBADMSG: damaged; or what read said. */
 int tv_snapshot_page(const struct tv_snapshot_reader *reader, uint32_t number, void *to);
@@ -129,16 +148,20 @@ int tv_snapshot_page(const struct tv_snapshot_reader *reader, uint32_t number, v
  * is refused is kept as "sessions.snapshot.refused", in place of an older one.
  */
 /* The folder, locked for this process as long as the descriptor is open. 0; -EWOULDBLOCK: another
- * process has it; or a negative errno. */
+ * process has it; -EROFS, -EACCES: it cannot be written; or a negative errno. */
 int tv_snapshot_dir_open(const char *path, int *ret_dir);
 
 struct tv_snapshot_file {
-    int dir, fd;         /* -1: none; dir is the caller's */
-    uint64_t at, synced; /* bytes of it; of these, on the disk for sure */
+    int dir, fd;        /* -1: none; dir is the caller's */
+    uint64_t at, begun; /* bytes of it; of these, on their way to the disk: whole pieces */
 };
 /* For writing, in place of what a process left that did not come to the end of it. */
 int tv_snapshot_file_create(int dir, struct tv_snapshot_file *ret_file);
 int tv_snapshot_file_append(struct tv_snapshot_file *file, const void *data, size_t bytes);
+/* How long the disk will need for what waits for it, by what it has taken in elapsed_us; 0 at
+ * first.
+ */
+int64_t tv_snapshot_file_flush_us(const struct tv_snapshot_file *file, int64_t elapsed_us);
 /* Forget what stands from there on. */
 int tv_snapshot_file_cut(struct tv_snapshot_file *file, uint64_t at);
 /* Put it in its place. On a failure there is none, and nothing of it. */
@@ -147,7 +170,7 @@ void tv_snapshot_file_abandon(struct tv_snapshot_file *file);
 
 /* For reading: 0; -ENOENT: there is none; -EPERM with error: it is not this user's alone, or no
  * file, or one that another start did not come to the end of, and has been set aside; or a negative
- * errno. */
+ * errno with error: it is where it was. */
 int tv_snapshot_file_open(int dir, struct tv_snapshot_file *ret_file,
                           struct tv_snapshot_source *ret_source, char *error, size_t error_bytes);
 /* It has been read: it goes, or (keep) is set aside. */

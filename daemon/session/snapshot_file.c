@@ -18,8 +18,9 @@
 #define NAME_NEW     "sessions.snapshot.new"
 #define NAME_READING "sessions.snapshot.reading"
 #define NAME_REFUSED "sessions.snapshot.refused"
-/* So much at most waits for the disk: what time is left is judged by what the disk has taken. */
-#define SYNC_BYTES (64u << 20)
+/* The disk is given pieces of this size as they come, and has the time of the next one to take
+ * each: so at most two wait for it, and what time is left is judged by what it has taken. */
+#define PIECE_BYTES (16u << 20)
 
 int tv_snapshot_dir_open(const char *path, int *ret_dir)
 {
@@ -27,7 +28,8 @@ int tv_snapshot_dir_open(const char *path, int *ret_dir)
     if (dir < 0) {
         return -errno;
     }
-    if (flock(dir, LOCK_EX | LOCK_NB) != 0) {
+    /* who cannot write there cannot take a file away that it has read, either */
+    if (flock(dir, LOCK_EX | LOCK_NB) != 0 || faccessat(dir, ".", W_OK | X_OK, AT_EACCESS) != 0) {
         int rc = -errno;
         (void)close(dir); /* nothing was written */
         return rc;
@@ -47,6 +49,41 @@ int tv_snapshot_file_create(int dir, struct tv_snapshot_file *ret_file)
     return ret_file->fd < 0 ? -errno : 0;
 }
 
+/* 0, or what the disk says of the bytes from `at` on. */
+static int piece_sync(const struct tv_snapshot_file *file, uint64_t at, unsigned flags)
+{
+    if (sync_file_range(file->fd, (off_t)at, PIECE_BYTES, flags) == 0) {
+        return 0;
+    }
+    if (errno != ENOSYS && errno != EINVAL) {
+        return -errno;
+    }
+    return fdatasync(file->fd) == 0 ? 0 : -errno; /* where there is no such call */
+}
+
+/* Begin with the pieces that are whole, and wait for those before them. */
+static int disk_push(struct tv_snapshot_file *file)
+{
+    int rc = 0;
+    while (rc == 0 && file->at - file->begun >= PIECE_BYTES) {
+        rc = piece_sync(file, file->begun, SYNC_FILE_RANGE_WRITE);
+        if (rc == 0 && file->begun >= PIECE_BYTES) {
+            rc = piece_sync(file, file->begun - PIECE_BYTES,
+                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                                SYNC_FILE_RANGE_WAIT_AFTER);
+        }
+        file->begun += PIECE_BYTES;
+    }
+    return rc;
+}
+
+int64_t tv_snapshot_file_flush_us(const struct tv_snapshot_file *file, int64_t elapsed_us)
+{
+    uint64_t taken = file->begun > PIECE_BYTES ? file->begun - PIECE_BYTES : 0;
+    return taken > 0 ? (int64_t)((double)elapsed_us * (double)(file->at - taken) / (double)taken)
+                     : 0;
+}
+
 int tv_snapshot_file_append(struct tv_snapshot_file *file, const void *data, size_t bytes)
 {
     const char *at = data;
@@ -62,13 +99,7 @@ int tv_snapshot_file_append(struct tv_snapshot_file *file, const void *data, siz
         bytes -= (size_t)wrote;
         file->at += (uint64_t)wrote;
     }
-    if (file->at - file->synced >= SYNC_BYTES) {
-        if (fdatasync(file->fd) != 0) {
-            return -errno;
-        }
-        file->synced = file->at;
-    }
-    return 0;
+    return disk_push(file);
 }
 
 int tv_snapshot_file_cut(struct tv_snapshot_file *file, uint64_t at)
@@ -77,7 +108,9 @@ int tv_snapshot_file_cut(struct tv_snapshot_file *file, uint64_t at)
         return -errno;
     }
     file->at = at;
-    file->synced = file->synced < at ? file->synced : at;
+    if (file->begun > at) {
+        file->begun = at / PIECE_BYTES * PIECE_BYTES;
+    }
     return 0;
 }
 
@@ -100,14 +133,15 @@ int tv_snapshot_file_finish(struct tv_snapshot_file *file)
     if (rc == 0 && renameat(file->dir, NAME_NEW, file->dir, NAME) != 0) {
         rc = -errno;
     }
-    if (rc == 0 && fsync(file->dir) != 0) {
-        rc = -errno;
-    }
     if (rc != 0) {
         tv_snapshot_file_abandon(file);
         (void)unlinkat(file->dir, NAME_NEW, 0); /* where it was closed before */
+        return rc;
     }
-    return rc;
+    /* It is there, whole. A machine that goes down before its name is on the disk takes it along,
+     * as it does where folders cannot be synced. */
+    (void)fsync(file->dir);
+    return 0;
 }
 
 static int source_read(void *context, uint64_t offset, void *to, size_t bytes)
@@ -158,7 +192,12 @@ int tv_snapshot_file_open(int dir, struct tv_snapshot_file *ret_file,
         return -EPERM;
     }
     if (renameat(dir, NAME, dir, NAME_READING) != 0) {
-        return -errno;
+        int rc = -errno;
+        if (rc != -ENOENT) {
+            (void)snprintf(error, error_bytes, "it cannot be taken out of the way: %s",
+                           strerror(-rc));
+        }
+        return rc;
     }
     /* NONBLOCK: a pipe of that name must not hold the start */
     ret_file->fd = openat(dir, NAME_READING, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -173,6 +212,7 @@ int tv_snapshot_file_open(int dir, struct tv_snapshot_file *ret_file,
         tv_snapshot_file_close(ret_file, 1);
         return -EPERM;
     }
+    (void)posix_fadvise(ret_file->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* only a hint */
     *ret_source = (struct tv_snapshot_source){
         .read = source_read, .context = ret_file, .size = (uint64_t)info.st_size};
     return 0;

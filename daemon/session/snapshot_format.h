@@ -8,12 +8,18 @@
 
 #define SNAPSHOT_MAGIC            "treeverify-snap" /* with its NUL */
 #define SNAPSHOT_MAGIC_BYTES      16
-#define SNAPSHOT_VERSION          1
+#define SNAPSHOT_VERSION          2
+#define SNAPSHOT_VERSION_OLDEST   1 /* that is read */
 #define SNAPSHOT_PRINCIPAL_BYTES  40
 #define SNAPSHOT_BODY_FIXED_BYTES 436
 #define SNAPSHOT_KEPT_BYTES       64 /* of an answer, in front of it */
 
 enum { SNAPSHOT_SESSION = 1, SNAPSHOT_END = 2 };
+
+/* snapshot_body.c. What a body says, into the item's session, which is blank, and the rest of it;
+ * known: how many pages it may name. NULL, or what is wrong; the item is to be finished then. */
+const char *tv_snapshot_body_decode(const uint8_t *body, size_t bytes, uint32_t version,
+                                    uint64_t known, int32_t vocab, struct tv_snapshot_item *item);
 
 static inline void tv_snapshot_set32(uint8_t *to, uint32_t number)
 {

@@ -6,6 +6,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -133,8 +134,55 @@ static void put_kept(struct tv_snapshot_bytes *body, const struct tv_session_kep
     put(body, kept->body, kept->body_bytes);
 }
 
+static void put_held(struct tv_snapshot_bytes *body, const struct tv_session_held *held)
+{
+    const int32_t numbers[] = {held->seq,
+                               (int32_t)held->rule,
+                               held->count,
+                               held->proposed_count,
+                               held->pending,
+                               held->settled,
+                               held->settled ? held->len_before : 0};
+    if (held->seq == 0) {
+        put32(body, 0);
+        return;
+    }
+    put_all32(body, numbers, (int32_t)(sizeof numbers / sizeof numbers[0]));
+    put_all32(body, held->tokens, held->count);
+    put_all32(body, held->parents, held->count);
+    put_all32(body, held->proposed, held->proposed_count);
+}
+
+/* Where the epoch stands in the answer of a create or fork; 0: nowhere. */
+static size_t epoch_in(const struct tv_session_key *key, const char *epoch)
+{
+    char text[40];
+    int bytes = snprintf(text, sizeof text, "\"epoch\":\"%s\"", epoch); /* fits */
+    const char *found = memmem(key->body, key->body_bytes, text, (size_t)bytes);
+    return found != NULL ? (size_t)(found - key->body) + strlen("\"epoch\":\"") : 0;
+}
+
+static void put_key(struct tv_snapshot_bytes *body, const struct tv_session_key *key,
+                    const char *epoch)
+{
+    size_t epoch_at = key != NULL ? epoch_in(key, epoch) : 0;
+    if (epoch_at == 0) {
+        put32(body, 0);
+        return;
+    }
+    size_t key_bytes = strlen(key->key);
+    put32(body, (int32_t)key_bytes);
+    put(body, key->key, key_bytes);
+    put(body, key->session, sizeof key->session);
+    put(body, key->body_hash, sizeof key->body_hash);
+    put64(body, (int64_t)key->serial);
+    put64(body, (int64_t)epoch_at);
+    put64(body, (int64_t)key->body_bytes);
+    put(body, key->body, key->body_bytes);
+}
+
 void tv_snapshot_write_body(const struct tv_session *session, const struct tv_snapshot_pages *pages,
-                            struct tv_snapshot_bytes *ret_body)
+                            const struct tv_session_key *key, struct tv_snapshot_bytes *ret_body)
 {
     const struct tv_sampling_state *sampling = &session->sampling;
     char id[32] = "", principal[SNAPSHOT_PRINCIPAL_BYTES] = "";
@@ -179,6 +227,8 @@ void tv_snapshot_write_body(const struct tv_session *session, const struct tv_sn
             put_kept(ret_body, &session->kept[i]);
         }
     }
+    put_held(ret_body, &session->held);
+    put_key(ret_body, key, session->table->epoch);
 }
 
 static void head_fill(uint32_t kind, uint32_t count, uint64_t number, const uint8_t sum[32],

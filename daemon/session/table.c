@@ -253,8 +253,9 @@ int tv_sessions_restore(struct tv_sessions *table, struct tv_session *session, i
     session->lease_expires_us = now_us + left_ms * 1000;
     session->lease_expires_unix_ms = tv_clock_unix_ms() + left_ms;
     tv_feed_note_set(session->feed, session->lease_expires_unix_ms);
-    if (session->next_seq > 1) { /* who followed it is told that he has missed these */
-        tv_feed_push(session->feed, session->next_seq - 1, NULL, 0);
+    int32_t told = tv_session_told(session);
+    if (told > 0) { /* who followed it is told that he has missed these */
+        tv_feed_push(session->feed, told, NULL, 0);
     }
     return 0;
 }

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "faults.h"
+#include "folder.h"
 #include "test_sched_fixture.h"
 
 #define PAGES  64
@@ -25,31 +26,28 @@
 struct world {
     struct fixture fixture;
     struct client client;
-    char dir[64];
+    char dir[200];
 };
 
-static const char *const suffixes[] = {"", ".new", ".reading", ".refused"};
-
-/* How many of the files there are; they go. */
+/* How many files there are; they go. */
 static int files_remove(const struct world *world)
 {
+    static const char *const suffixes[] = {"", ".new", ".reading", ".refused"};
     int count = 0;
     for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
-        char path[128];
+        char path[256];
         (void)snprintf(path, sizeof path, "%s/sessions.snapshot%s", world->dir, suffixes[i]);
-        count += unlink(path) == 0;
+        count += access(path, F_OK) == 0;
     }
+    tv_tiny_folder_clear(world->dir);
     return count;
 }
 
 static int world_setup(void **state)
 {
     struct world *world = calloc(1, sizeof *world);
-    const char *base = getenv("TMPDIR");
     assert_non_null(world);
-    (void)snprintf(world->dir, sizeof world->dir, "%.40s/snap-XXXXXX",
-                   base != NULL && strlen(base) < 40 ? base : "/tmp");
-    assert_non_null(mkdtemp(world->dir));
+    tv_tiny_folder(world->dir, sizeof world->dir);
     *state = world;
     return 0;
 }
@@ -57,10 +55,9 @@ static int world_setup(void **state)
 static int world_teardown(void **state)
 {
     struct world *world = *state;
-    (void)files_remove(world);
-    int rc = rmdir(world->dir);
+    tv_tiny_folder_remove(world->dir);
     free(world);
-    return rc;
+    return 0;
 }
 
 static void begin(struct world *world)
@@ -74,20 +71,43 @@ static void restore(struct world *world)
     tv_sched_restore(world->fixture.sched, world->dir, tv_clock_unix_ms(), NULL, NULL);
 }
 
-/* A process that leaves a session of two rounds behind; n > 0: what fails of its snapshot. 1: it
- * did. */
+/* The client's session is a fork of one that is gone, made with a key. */
+static void client_make(struct world *world)
+{
+    struct client *client = &world->client;
+    char parent[32];
+    client_open(&world->fixture, client, 70, "");
+    memcpy(parent, client->id, sizeof parent);
+    struct tv_call *call =
+        call_make(&world->fixture, TV_CALL_FORK, parent, "{\"epoch\":\"%s\"}", client->epoch);
+    (void)snprintf(call->key, sizeof call->key, "key");
+    call_start(&world->fixture, call);
+    assert_reply(call_wait(call), 201);
+    reply_text(call, "session", client->id, sizeof client->id);
+    call_free(call);
+    expect(&world->fixture, 204, TV_CALL_DELETE, parent, NULL);
+}
+
+/* A process that leaves a session of two rounds behind, and a third that is held; n > 0: what fails
+ * of its snapshot. 1: it did. */
 static int leave(struct world *world, unsigned kinds, int n)
 {
+    struct client *client = &world->client;
+    char body[4096];
     begin(world);
     restore(world);
-    client_open(&world->fixture, &world->client, 70, "");
+    client_make(world);
     for (int i = 0; i < 2; i++) {
-        struct tv_call *call = call_chain(&world->fixture, &world->client, 3);
+        struct tv_call *call = call_chain(&world->fixture, client, 3);
         (void)call_wait(call);
         assert_reply(call, 200);
-        client_advance(&world->fixture, &world->client, 3);
+        client_advance(&world->fixture, client, 3);
         call_free(call);
     }
+    const char *chain = client_chain(&world->fixture, client, 3, body, sizeof body);
+    expect(&world->fixture, 200, TV_CALL_VERIFY, client->id, "%.*s,\"commit\":\"hold\"}",
+           (int)strlen(chain) - 1, chain);
+    client->seq++;
     tv_sched_end(world->fixture.sched);
     if (n > 0) {
         fault_arm(kinds, n);
@@ -101,14 +121,22 @@ static int leave(struct world *world, unsigned kinds, int n)
 /* The session is as it was (1), or there is none, and no page is held (0). A new one can be had. */
 static int is_back(struct world *world)
 {
+    struct tv_sessions *table = &world->fixture.sched->table;
+    struct tv_session *session = NULL;
     struct tv_cache_counts counts;
     struct client other;
-    int count = world->fixture.sched->table.count;
+    int count = table->count;
     if (count > 0) {
         client_check(&world->fixture, &world->client);
+        tv_sched_lock(world->fixture.sched);
+        assert_int_equal(tv_sessions_find(table, world->client.id, "", tv_clock_us(), &session),
+                         TV_OK);
+        assert_int_equal(session->held.seq, 3);
+        assert_non_null(tv_session_key_made(table, session));
+        tv_sched_unlock(world->fixture.sched);
     }
     tv_cache_counts(world->fixture.engine->cache, &counts);
-    assert_int_equal(counts.held, count * ((world->client.len + 15) / 16));
+    assert_int_equal(counts.held, count * ((world->client.len + 3 + 15) / 16));
     assert_int_equal(counts.free + counts.cached + counts.held, PAGES);
     client_open(&world->fixture, &other, 20, "");
     return count > 0;

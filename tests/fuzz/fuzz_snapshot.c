@@ -71,14 +71,46 @@ static uint8_t *seal(const uint8_t *body, size_t bytes, uint32_t pages, size_t *
     return data;
 }
 
-static void check_session(const struct tv_session *session, const struct tv_snapshot_pages *pages)
+static void check_held(const struct tv_session *session)
 {
+    const struct tv_session_held *held = &session->held;
+    REQUIRE(held->seq == session->next_seq - 1);
+    REQUIRE(held->count >= 1 && held->count <= TV_ENGINE_NODES_MAX);
+    REQUIRE(held->settled || held->tokens[0] == session->pending);
+    REQUIRE(!held->settled || (held->len_before >= 1 && held->len_before <= session->len));
+    for (int32_t i = 0; i < held->count; i++) {
+        REQUIRE(held->tokens[i] >= 0 && held->tokens[i] < VOCAB && held->parents[i] < i &&
+                (i == 0) == (held->parents[i] == -1));
+    }
+    for (int32_t i = 0; i < held->proposed_count; i++) {
+        int32_t node = held->proposed[i];
+        REQUIRE(node >= 0 && node < held->count &&
+                held->parents[node] == (i > 0 ? held->proposed[i - 1] : -1));
+    }
+}
+
+static void check_key(const struct tv_session_key *key)
+{
+    REQUIRE(strlen(key->key) <= TV_KEY_BYTES_MAX && key->operation == NULL);
+    REQUIRE(key->key[0] != '\0' || key->body == NULL);
+    REQUIRE(key->body == NULL || key->body_bytes <= TV_SESSION_KEY_BYTES_MAX);
+}
+
+static void check_session(const struct tv_snapshot_item *item)
+{
+    const struct tv_session *session = item->session;
+    const struct tv_snapshot_pages *pages = &item->pages;
     struct tv_digest digest = session->root;
     REQUIRE(session->len >= 1 && session->len < session->max_len && session->max_len <= MAX_LEN);
     REQUIRE(strlen(session->id) == 24 && strlen(session->principal) <= 32);
     REQUIRE(session->pending >= 0 && session->pending < VOCAB);
-    REQUIRE(session->next_seq >= 1 && session->held.seq == 0 && session->context == NULL);
-    REQUIRE(pages->count == (session->len + PAGE - 1) / PAGE && pages->exact <= session->len);
+    REQUIRE(session->next_seq >= 1 && session->context == NULL);
+    REQUIRE(pages->count == (tv_session_rows(session) + PAGE - 1) / PAGE &&
+            pages->exact <= session->len);
+    if (session->held.seq != 0) {
+        check_held(session);
+    }
+    check_key(&item->key);
     REQUIRE(session->kept_count <= TV_REPLAY_ROUNDS_MAX && session->stop_count <= TV_STOP_IDS_MAX);
     for (int32_t i = 0; i < session->len; i++) {
         REQUIRE(session->tokens[i] >= 0 && session->tokens[i] < VOCAB);
@@ -94,13 +126,19 @@ static void check_session(const struct tv_session *session, const struct tv_snap
     }
 }
 
-/* It says the same again, but for what this server's limit changes. */
-static void check_again(const struct tv_session *session, const struct tv_snapshot_pages *pages,
-                        const uint8_t *body, size_t bytes)
+/* It says the same again, but for what this server's limit changes, and its epoch. */
+static void check_again(const struct tv_snapshot_item *item, const uint8_t *body, size_t bytes)
 {
     struct tv_snapshot_bytes again;
-    tv_snapshot_write_body(session, pages, &again);
+    tv_snapshot_write_body(item->session, &item->pages,
+                           item->key.key[0] != '\0' ? &item->key : NULL, &again);
     REQUIRE(again.failed || again.bytes == bytes);
+    if (!again.failed && item->key.key[0] != '\0') {
+        const char *epoch = item->session->table->epoch;
+        uint8_t *at = memmem(again.data, again.bytes, epoch, strlen(epoch));
+        REQUIRE(at != NULL);
+        memcpy(at, body + (at - again.data), strlen(epoch));
+    }
     REQUIRE(again.failed ||
             (memcmp(again.data, body, FINISH_AT) == 0 &&
              memcmp(again.data + FINISH_AT + 8, body + FINISH_AT + 8, bytes - FINISH_AT - 8) == 0));
@@ -114,26 +152,25 @@ static void read_all(const struct file *file, const struct tv_sessions *table, c
     const struct tv_snapshot_source source = {
         .read = file_read, .context = (void *)(uintptr_t)file, .size = file->bytes};
     struct tv_snapshot_reader reader;
-    struct tv_snapshot_pages pages;
-    struct tv_session *session = NULL;
+    struct tv_snapshot_item item;
     uint8_t page[PAGE * 4];
-    char id[32], error[200] = "";
+    char error[200] = "";
     int rc = tv_snapshot_open(&source, &layout, &reader, error, sizeof error);
     REQUIRE(rc == 0 || error[0] != '\0');
     REQUIRE(rc == 0 || body == NULL || body_bytes < 400 || rc == -ENOMEM || rc == -EBADMSG);
-    while (rc == 0 && (rc = tv_snapshot_next(&reader, table, VOCAB, &session, &pages, id, error,
-                                             sizeof error)) != 0) {
+    while (rc == 0 &&
+           (rc = tv_snapshot_next(&reader, table, VOCAB, &item, error, sizeof error)) != 0) {
         if (rc == 1) {
-            check_session(session, &pages);
-            for (int32_t i = 0; i < pages.count; i++) {
-                (void)tv_snapshot_page(&reader, pages.numbers[i], page); /* damaged, or not */
+            check_session(&item);
+            for (int32_t i = 0; i < item.pages.count; i++) {
+                (void)tv_snapshot_page(&reader, item.pages.numbers[i], page); /* damaged, or not */
             }
             if (body != NULL) {
-                check_again(session, &pages, body, body_bytes);
+                check_again(&item, body, body_bytes);
             }
-            tv_snapshot_pages_finish(&pages);
-            tv_session_destroy(session);
         }
+        REQUIRE(rc == 1 || item.session == NULL);
+        tv_snapshot_item_finish(&item);
         rc = 0;
     }
     tv_snapshot_close(&reader);

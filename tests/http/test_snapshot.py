@@ -8,7 +8,7 @@ import tempfile
 import unittest
 
 from harness import Caller, round_body, verify_path, wait_until
-from real import RealDaemon
+from real import MODEL, RealDaemon
 
 PROMPT = [(37 * i + 5) % 250 for i in range(70)]
 WANT = {"logits": {"rows": "all", "dtype": "f32"}}
@@ -100,6 +100,49 @@ class SnapshotTest(unittest.TestCase):
             self.assertEqual(self.create(caller, bob, **create)["cached_len"], 0)
             caller.close()
 
+    def test_held_rounds_and_keys(self):
+        """A round that waits for its client, and calls that may have been answered before the end."""
+        keyed = [("Idempotency-Key: " + name,) for name in ("c-1", "f-1")]
+        create = {"tokens": PROMPT, "sampling": {"temperature": 0.8, "seed": "77"}, "lease_s": 600}
+        with RealDaemon(*self.options) as daemon:
+            caller = Caller(daemon)
+            state, twin = self.create(caller, keyed[0], **create), self.create(caller, (), **create)
+            fork = {"epoch": state["epoch"], "len": 40}
+            path = f"/v1/sessions/{state['session']}/fork"
+            child = caller.call("POST", path, fork, keyed[1]).json
+            drafts, parents = [(state["pending"] + i) % 250 for i in range(1, 18)], [0, 0, 1, *range(3, 17)]
+            for one in (state, twin):
+                body = round_body(one, drafts, parents, commit="hold")
+                answer = caller.call("POST", verify_path(one), body)
+                self.assertEqual((answer.status, answer.json["status"]), (200, "held"), answer.body)
+                one["next_seq"] += 1
+            choice = {"path": [0, 1, 3, 4], "next": 9}
+            settle = {"seq": 2, "epoch": twin["epoch"], **choice}
+            answer = caller.call("POST", f"/v1/sessions/{twin['session']}/commit", settle)
+            self.assertEqual(answer.status, 200, answer.body)
+            twin.update({name: answer.json[name] for name in ("pending", "next_seq", "committed_len", "digest")})
+            unbroken = [round_of(caller, twin) for _ in range(2)]
+            caller.close()
+        with RealDaemon(*self.options) as daemon:
+            caller = Caller(daemon)
+            again = caller.call("POST", path, fork, keyed[1])
+            self.assertEqual((again.status, again.code), (409, "epoch-changed"))
+            known = self.moved(caller, state)
+            self.assertEqual((known["held_seq"], known["next_seq"], known["committed_len"]), (1, 2, len(PROMPT)))
+            again = self.create(caller, keyed[0], **create)
+            self.assertEqual((again["session"], again["epoch"]), (state["session"], state["epoch"]))
+            again = caller.call("POST", path, {**fork, "epoch": state["epoch"]}, keyed[1])
+            self.assertEqual((again.status, again.json["session"]), (201, child["session"]))
+            self.assertEqual(len(caller.call("GET", "/v1/sessions").json["sessions"]), 3)
+            refused = caller.call("POST", verify_path(state), round_body(state))
+            self.assertEqual((refused.status, refused.code, refused.json["committed"]), (409, "round-held", False))
+            settle = {"seq": 2, "epoch": state["epoch"], **choice}
+            answer = caller.call("POST", f"/v1/sessions/{state['session']}/commit", settle)
+            self.assertEqual(answer.status, 200, answer.body)
+            state.update({name: answer.json[name] for name in ("pending", "next_seq", "committed_len", "digest")})
+            self.assertEqual([round_of(caller, state) for _ in range(2)], unbroken)
+            caller.close()
+
     @staticmethod
     def create(caller, key, **fields):
         answer = caller.call("POST", "/v1/sessions", fields, key)
@@ -159,6 +202,45 @@ class SnapshotTest(unittest.TestCase):
             self.assertIsNone(self.moved(caller, states[0]), "an older state of it must not come back")
             caller.close()
         self.assertEqual(os.listdir(self.dir), [FILE + ".refused"])
+
+    def test_a_kill_while_it_is_written(self):
+        """Whole or not at all, whenever it comes."""
+        daemon = RealDaemon(*self.options).__enter__()
+        caller = Caller(daemon)
+        states = [caller.session(tokens=[i + 1, *PROMPT], lease_s=600) for i in range(10)]
+        caller.close()
+        daemon.process.send_signal(signal.SIGTERM)
+        while not os.listdir(self.dir) and daemon.process.poll() is None:
+            pass  # the file is begun within its stop's limit
+        daemon.process.kill()
+        daemon.process.wait(timeout=60)
+        for stream in (daemon.process.stdin, daemon.process.stdout, daemon.log):
+            stream.close()
+        whole = os.path.exists(self.path())
+        self.assertNotEqual(os.path.exists(self.path(".new")), whole)
+        with RealDaemon(*self.options) as daemon:
+            self.assertEqual(os.listdir(self.dir), [])
+            self.assertNotIn("error", daemon.text())
+            caller = Caller(daemon)
+            for state in states:
+                self.assertEqual(self.moved(caller, state) is not None, whole)
+            caller.close()
+
+    def test_the_longest_session(self):
+        """Up to the last position that the checkpoint has."""
+        limit = 4096
+        options = ("--state-dir", self.dir, "--drain-grace-s", "0", "--pages", "70", "--snapshot-bytes", str(1 << 30))
+        small = os.path.join(os.path.dirname(MODEL), "v2lite")
+        with RealDaemon(*options, model=small) as daemon:
+            caller = Caller(daemon)
+            state = caller.session(tokens=[i % 250 for i in range(limit - 2)], lease_s=600)
+            caller.close()
+        with RealDaemon(*options, model=small) as daemon:
+            caller = Caller(daemon)
+            self.assertEqual(self.moved(caller, state)["committed_len"], limit - 2)
+            answer = caller.call("POST", verify_path(state), round_body(state))
+            self.assertEqual((answer.status, answer.json["finish"]), (200, "length"), answer.body)
+            caller.close()
 
 
 if __name__ == "__main__":

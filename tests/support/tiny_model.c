@@ -5,7 +5,6 @@
  */
 #include "tiny_model.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
@@ -280,21 +279,9 @@ static void index_write(const struct tv_tiny_model *tiny, const char *dir)
     assert_int_equal(fclose(file), 0);
 }
 
-static void folder_clear(const char *dir)
-{
-    DIR *folder = opendir(dir);
-    assert_non_null(folder);
-    for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
-        if (entry->d_name[0] != '.') {
-            assert_int_equal(unlinkat(dirfd(folder), entry->d_name, 0), 0);
-        }
-    }
-    assert_int_equal(closedir(folder), 0);
-}
-
 void tv_tiny_write(const struct tv_tiny_model *tiny, const char *dir)
 {
-    folder_clear(dir);
+    tv_tiny_folder_clear(dir);
     FILE *config = file_create(dir, "config.json");
     for (int32_t i = 0; i < tiny->field_count; i++) {
         (void)fprintf(config, "%s\"%s\":%s", i == 0 ? "{" : ",\n", tiny->fields[i].name,
@@ -317,19 +304,6 @@ void tv_tiny_write(const struct tv_tiny_model *tiny, const char *dir)
     if (tiny->shards > 0) {
         index_write(tiny, dir);
     }
-}
-
-void tv_tiny_folder(char *ret_dir, size_t bytes)
-{
-    const char *base = getenv("TMPDIR");
-    (void)snprintf(ret_dir, bytes, "%s/tv-tiny-XXXXXX", base != NULL ? base : "/tmp");
-    assert_non_null(mkdtemp(ret_dir));
-}
-
-void tv_tiny_folder_remove(const char *dir)
-{
-    folder_clear(dir);
-    assert_int_equal(rmdir(dir), 0);
 }
 
 void tv_tiny_projection(const char *dir, const char *name, int32_t rows, int32_t cols)

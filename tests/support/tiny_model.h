@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "folder.h"
+
 #define TV_TINY_TENSORS_MAX 128
 #define TV_TINY_FIELDS_MAX  64
 
@@ -46,9 +48,6 @@ struct tv_tiny_tensor *tv_tiny_add(struct tv_tiny_model *tiny, const char *name,
 /* Write config.json, the shards and the index into dir, replacing what was there. */
 void tv_tiny_write(const struct tv_tiny_model *tiny, const char *dir);
 
-/* A new empty folder under TMPDIR; remove it with all files by tv_tiny_folder_remove. */
-void tv_tiny_folder(char *ret_dir, size_t bytes);
-void tv_tiny_folder_remove(const char *dir);
 /* Write dir/name with these bytes. */
 void tv_tiny_file(const char *dir, const char *name, const void *data, size_t bytes);
 /* Write dir/name, a safetensors file of one f32 matrix fc.weight whose values are 1/8, 2/8 .. 16/8,

@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "base/log.h"
+#include "folder.h"
 
 #define KIND_LINES 200
 #define KIND_US    (30 * INT64_C(1000000))
@@ -37,10 +38,8 @@ int64_t __wrap_tv_clock_us(void)
 static int journal_setup(void **state)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const char *base = getenv("TMPDIR");
     (void)state;
-    (void)snprintf(folder, sizeof folder, "%s/tv_log_XXXXXX", base != NULL ? base : "/tmp");
-    assert_non_null(mkdtemp(folder));
+    tv_tiny_folder(folder, sizeof folder);
     (void)snprintf(path, sizeof path, "%s/socket", folder);
     assert_int_equal(tv_log_journal_open(path), -ENOENT); /* nobody is there: nothing changes */
     assert_true(strlen(path) < sizeof address.sun_path);
@@ -56,8 +55,8 @@ static int journal_teardown(void **state)
 {
     (void)state;
     (void)close(journal);
-    (void)unlink(path);
-    return rmdir(folder);
+    tv_tiny_folder_remove(folder);
+    return 0;
 }
 
 /* The next message, or "" when there is none. */
