@@ -201,7 +201,7 @@ class RetryTest(unittest.TestCase):
             daemon.hold()
             data = request_bytes("POST", verify_path(state), json.dumps(round_body(state)).encode())
             callers[0].sock.sendall(data)
-            wait_until(lambda: daemon.stat()[0] == launches + 1, 5, "the round is launched")
+            wait_until(lambda: daemon.stat()[0] == launches + 1, 60, "the round is launched")
             answers = [None, None]
 
             def wait(which):
@@ -234,7 +234,7 @@ class RetryTest(unittest.TestCase):
             launches = daemon.stat()[0]
             daemon.hold()
             busy.sock.sendall(request_bytes("POST", verify_path(first), json.dumps(round_body(first)).encode()))
-            wait_until(lambda: daemon.stat()[0] == launches + 1, 5, "the round is launched")
+            wait_until(lambda: daemon.stat()[0] == launches + 1, 60, "the round is launched")
             start = time.monotonic()
             answer = caller.call("POST", verify_path(second), round_body(second, deadline_ms=200))
             seconds = time.monotonic() - start
