@@ -24,7 +24,8 @@ fail() { say "FAILED: $*"; exit 1; }
 stand_in() { # NAME
     local folder working
     folder=$(mktemp -d)
-    debootstrap --variant=minbase bookworm "$folder" >/dev/null
+    # NVIDIA's has a compiler for C++, which nvcc calls
+    debootstrap --variant=minbase --include="$([[ $1 == */cuda:* ]] && echo g++ || echo base-files)" bookworm "$folder" >/dev/null
     working=$(buildah from scratch)
     buildah add --quiet "$working" "$folder" / >/dev/null
     rm -r "$folder"
