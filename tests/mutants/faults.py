@@ -88,7 +88,7 @@ FAULTS = [
     ("tensors-overlap", "daemon/model/safetensors.c", "if (tensor->begin < end) {", "if (tensor->begin + 8 < end) {", ["checkpoint_headers"]),
     ("snapshot-page-unchecked", "daemon/session/snapshot_read.c", "return memcmp(own, sum, sizeof own) == 0 ? 0 : -EBADMSG;",
      "return memcmp(own, sum, 0) == 0 ? 0 : -EBADMSG;", ["snapshot", "sched_snapshot"]),
-    ("snapshot-tokens-unchecked", "daemon/session/snapshot_read.c", "return memcmp(&digest, &session->digest, sizeof digest) == 0 ? NULL",
+    ("snapshot-tokens-unchecked", "daemon/session/snapshot_body.c", "return memcmp(&digest, &session->digest, sizeof digest) == 0 ? NULL",
      "return memcmp(&digest, &session->digest, 0) == 0 ? NULL", ["snapshot", "sched_snapshot"]),
     ("two-lengths", "daemon/http/headers.c", "if (walk.lengths > 1) {", "if (walk.lengths > 2) {", ["http_headers"]),
     ("length-beside-chunked", "daemon/http/headers.c", "if (walk.lengths > 0 && walk.encodings > 0) {", "if (walk.lengths > 1 && walk.encodings > 0) {", ["http_headers"]),
