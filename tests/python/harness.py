@@ -10,13 +10,15 @@ import os
 import random
 import unittest
 
+import pytest
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 
 try:
     import httpx
 except ImportError:
-    raise unittest.SkipTest("httpx is not installed") from None
+    pytest.skip("httpx is not installed", allow_module_level=True)
 
 import proxy
 from daemon import Daemon

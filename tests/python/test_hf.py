@@ -1,15 +1,14 @@
 """HfDrafter on a small model with random weights: what it keeps of the text changes nothing. Skipped where torch and
 transformers are missing: Debian has neither."""
 
-import unittest
-
 import numpy as np
+import pytest
 
 try:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError:
-    raise unittest.SkipTest("torch and transformers are not installed") from None
+    pytest.skip("torch and transformers are not installed", allow_module_level=True)
 
 from harness import GREEDY, DaemonTest, prompts
 

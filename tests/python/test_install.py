@@ -10,15 +10,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import unittest
 
+import pytest
 from harness import ROOT, DaemonTest, readme_code, url_of
 
 import treeverify as tv
 
 for needed in ("venv", "ensurepip", "setuptools", "wheel"):
     if importlib.util.find_spec(needed) is None:
-        raise unittest.SkipTest(f"{needed} is not installed")
+        pytest.skip(f"{needed} is not installed", allow_module_level=True)
 
 
 class InstallTest(DaemonTest):
