@@ -136,10 +136,10 @@ static void repeat(struct world *world, struct slot *slot)
         return;
     }
     if (below(world, 4) == 0) {
-        struct tv_call *call = ask_keyed(world, keyed,
-                                         keyed->kind == TV_CALL_CREATE
-                                             ? "{\"tokens\":[1,2,3]}"
-                                             : "{\"epoch\":\"0123456789abcdef\",\"len\":511}");
+        char fork[64];
+        (void)snprintf(fork, sizeof fork, "{\"epoch\":\"%s\",\"len\":511}", world->epoch);
+        struct tv_call *call =
+            ask_keyed(world, keyed, keyed->kind == TV_CALL_CREATE ? "{\"tokens\":[1,2,3]}" : fork);
         assert_refused(call, 422, "seq-reused");
         call_free(call);
         return;
