@@ -18,7 +18,7 @@ SCHEMA = os.path.join(HERE, "..", "..", "proto", "openapi.yaml")
 SKIPPED = 77
 ADMIN_ALONE = "^/(v1/admin/.*)?$"
 BOTH = "^/(healthz|livez|health|readyz|metrics|v1/health|v1/model|v1/parity.*|v2/.*)$"
-LIMIT_S = 900
+LIMIT_S = 300
 
 
 def program():
