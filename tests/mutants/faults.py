@@ -16,7 +16,7 @@ FAULTS = [
     ("digest-without-the-past", "daemon/base/digest.c", "    sha256_update(&context, sizeof digest->bytes, digest->bytes);\n", "", ["base", "session"]),
     ("digest-of-three-bytes", "daemon/base/digest.c", "(uint8_t)(bits >> 24)}", "0}", ["base", "session"]),
     ("digest-without-salt", "daemon/base/digest.c", "if (salt_bytes > 0)", "if (salt_bytes > 64)", ["base", "session", "sched_prefix"]),
-    ("hash-without-temperature", "proto/request_hash.c", "    put_double(gather, sampling->temperature);\n", "", ["proto_request", "proto_verify"]),
+    ("hash-without-temperature", "proto/request_hash.c", "    put_double(gather, sampling->temperature);\n", "", ["proto_request"]),
     ("hash-without-tokens", "proto/request_hash.c", "        put32(&gather, word);\n", "        put32(&gather, 0 * word);\n", ["proto_request", "proto_verify"]),
     # --- what is kept for retries ----------------------------------------------------------------------------------
     ("replay-of-a-later-round", "daemon/session/replay.c", "session->kept[i].seq == seq", "session->kept[i].seq >= seq", ["session", "sched_replay"]),
@@ -30,8 +30,8 @@ FAULTS = [
      ["session", "sched_model"]),
     ("digest-is-not-asked", "daemon/session/session.c", "request->has_expected_digest && memcmp", "request->has_expected_digest > 1 && memcmp", ["session", "sched_model"]),
     ("pending-is-not-asked", "daemon/session/session.c", "tree->tokens[0] != found->pending) {", "tree->tokens[0] < 0) {", ["session", "sched_model"]),
-    ("length-is-not-asked", "daemon/session/session.c", "request->expected_len != found->len", "request->expected_len < 0", ["session", "sched_model"]),
-    ("one-position-too-many", "daemon/session/session.c", "if (tree->depth < limit - len)", "if (tree->depth <= limit - len)", ["session", "sched_sizes"]),
+    ("length-is-not-asked", "daemon/session/session.c", "request->expected_len != found->len", "request->expected_len < 0", ["sched", "sched_held"]),
+    ("one-position-too-many", "daemon/session/session.c", "if (tree->depth < limit - len)", "if (tree->depth <= limit - len)", ["sched"]),
     ("session-of-anybody", "daemon/session/table.c", "if (strcmp(session->principal, principal) != 0) {", "if (session->principal[0] == '\\1') {",
      ["session", "http_keys"]),
     ("lease-ends-in-a-round", "daemon/session/table.c", "return session->busy || session->holds > 0;", "return session->holds > 0;", ["session", "sched_leases"]),
@@ -69,7 +69,7 @@ FAULTS = [
     # --- draws and walks -------------------------------------------------------------------------------------------
     ("ties-to-the-higher", "kernels/ref/draw.c", "(score == best->score && token < best->token)", "(score == best->score && token > best->token)", ["kernels_draw"]),
     ("top-p-of-no-sum", "kernels/ref/draw.c", "mass < (double)s->top_p * sum", "mass < (double)s->top_p", ["kernels_draw"]),
-    ("coin-is-the-target's", "kernels/philox.h", "{{position, token, purpose, 0}}", "{{position, token, purpose * 0, 0}}", ["kernels_draw", "verify_rules"]),
+    ("coin-is-the-target's", "kernels/philox.h", "{{position, token, purpose, 0}}", "{{position, token, purpose * 0, 0}}", ["kernels_draw"]),
     ("draw-a-position-early", "daemon/verify/walk.c", "draw(draw_context, node, committed_len + count + 1, &drawn)",
      "draw(draw_context, node, committed_len + count, &drawn)", ["verify_walk", "verify_engine"]),
     ("stop-token-goes-on", "daemon/verify/walk.c", "if (child < 0 || finish != TV_FINISH_NONE)", "if (child < 0)", ["verify_walk"]),
@@ -79,7 +79,7 @@ FAULTS = [
     # --- rounds ----------------------------------------------------------------------------------------------------
     ("leaf-is-the-root", "daemon/sched/finish.c", "job->round.accepted_nodes[job->round.accepted_count - 1]", "job->round.accepted_nodes[0]", ["sched_ahead"]),
     ("held-is-committed", "daemon/sched/finish.c", "} else if (!job->hold) {\n        tv_session_commit", "} else {\n        tv_session_commit", ["sched_held"]),
-    ("margin-of-scores", "daemon/sched/finish.c", "(draws ? temperature : 1.0)", "(draws ? 1.0 : 1.0)", ["sched", "sched_parity", "verify_sampling", "http_undecided"]),
+    ("margin-of-scores", "daemon/sched/finish.c", "(draws ? temperature : 1.0)", "(draws ? 1.0 : 1.0)", ["sched"]),
     ("failed-rows-stay", "daemon/sched/finish.c", "if (ops->context_len(job->context) == session->len) {", "if (ops->context_len(job->context) >= 0) {",
      ["sched", "sched_faults", "round_faults"]),
     # --- what comes from outside -----------------------------------------------------------------------------------

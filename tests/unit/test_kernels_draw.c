@@ -59,6 +59,17 @@ static void test_philox_check_values(void **state)
     assert_true(isfinite(tv_philox_gumbel(0)));
 }
 
+/* Coins and the residual's noise are words of their own, which the target's draws do not have. */
+static void test_purposes_have_their_own_words(void **state)
+{
+    (void)state;
+    const uint64_t seed = 1234567890123456789u;
+    assert_int_equal(tv_philox_word(seed, 812, 17, TV_PHILOX_COIN), 0x823959c4u);
+    assert_true(tv_kernels_coin(seed, 812, 17) == (0x823959c4u + 0.5) / 4294967296.0);
+    assert_int_equal(tv_philox_word(seed, 812, 17, TV_PHILOX_RESIDUAL), 0xa38eda91u);
+    assert_true(tv_kernels_residual_noise(seed, 812, 17) == tv_philox_gumbel(0xa38eda91u));
+}
+
 /* The draw is the documented argmax, counter by counter. */
 static void test_draw_is_gumbel_max(void **state)
 {
@@ -243,6 +254,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_philox_check_values),
+        cmocka_unit_test(test_purposes_have_their_own_words),
         cmocka_unit_test(test_draw_is_gumbel_max),
         cmocka_unit_test(test_greedy_ties_and_logprob),
         cmocka_unit_test(test_filters_keep_what_they_say),

@@ -1,6 +1,6 @@
 /*
  * test_proto_request.c - the decoder: create and the small calls, number matrix (B42), limits at
- * the cap and one above it, foreign text in refusals (B45), queries.
+ * the cap and one above it, foreign text in refusals (B45), queries, the body hash of a create.
  */
 #include "proto_support.h"
 
@@ -465,6 +465,64 @@ static void test_queries(void **state)
     tv_request_finish(&r);
 }
 
+static void hash_of(const char *rest, uint8_t ret_hash[32])
+{
+    struct tv_request r;
+    char body[256];
+
+    snprintf(body, sizeof(body), "{\"tokens\":[1]%s}", rest);
+    accept(TV_CALL_CREATE, body, &r);
+    memcpy(ret_hash, r.body_hash, 32);
+    tv_request_finish(&r);
+}
+
+/* Every setting tells a create from another with the same key; defaults and the lease do not. */
+static void test_create_hash(void **state)
+{
+    static const char *const same[] = {
+        ",\"lease_s\":9",
+        ",\"sampling\":{}",
+        ",\"sampling\":{\"rule\":\"target_walk\",\"temperature\":1}",
+        ",\"sampling\":{\"top_k\":0,\"top_p\":1.0,\"min_p\":0}",
+    };
+    static const char *const other[] = {
+        ",\"sampling\":{\"rule\":\"greedy\"}",
+        ",\"sampling\":{\"temperature\":0.5}",
+        ",\"sampling\":{\"temperature\":0.25}",
+        ",\"sampling\":{\"top_k\":1}",
+        ",\"sampling\":{\"top_p\":0.5}",
+        ",\"sampling\":{\"top_p\":0.25}",
+        ",\"sampling\":{\"min_p\":0.5}",
+        ",\"sampling\":{\"min_p\":1}",
+        ",\"sampling\":{\"seed\":\"0\"}",
+        ",\"sampling\":{\"seed\":\"1\"}",
+        ",\"sampling\":{\"seed\":\"4294967296\"}",
+        ",\"sampling\":{\"typical\":{\"epsilon\":0.5}}",
+        ",\"sampling\":{\"typical\":{\"delta\":0.5}}",
+        ",\"stop\":{\"token_ids\":[1]}",
+        ",\"stop\":{\"max_len\":64}",
+        ",\"cache_salt\":\"a\"",
+        ",\"expected_digest\":\"00000000000000000000000000000000\"",
+    };
+    uint8_t base[32], seen[sizeof(other) / sizeof(other[0])][32];
+    size_t i, j;
+
+    (void)state;
+    hash_of("", base);
+    for (i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
+        uint8_t hash[32];
+        hash_of(same[i], hash);
+        assert_memory_equal(hash, base, 32);
+    }
+    for (i = 0; i < sizeof(other) / sizeof(other[0]); i++) {
+        hash_of(other[i], seen[i]);
+        assert_memory_not_equal(seen[i], base, 32);
+        for (j = 0; j < i; j++) {
+            assert_memory_not_equal(seen[i], seen[j], 32);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -473,7 +531,7 @@ int main(void)
         cmocka_unit_test(test_b42_seed),     cmocka_unit_test(test_tokens_b64),
         cmocka_unit_test(test_other_calls),  cmocka_unit_test(test_context),
         cmocka_unit_test(test_values_limit), cmocka_unit_test(test_b45_foreign_text_in_refusals),
-        cmocka_unit_test(test_queries),
+        cmocka_unit_test(test_queries),      cmocka_unit_test(test_create_hash),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -468,6 +468,39 @@ static void later_steps_roll_the_first_ones_back(void **state)
     client_check(fixture, &client);
 }
 
+/* The engine's margins are a gap of 10 between scores, which are logits over the temperature. */
+static void a_near_tie_is_a_gap_of_logits(void **state)
+{
+    static const struct {
+        const char *sampling;
+        int below_8, below_12;
+    } cases[] = {
+        {"\"temperature\":0.5", 1, 1},
+        {"\"temperature\":1", 0, 1},
+        {"\"temperature\":2", 0, 0},
+        {"\"temperature\":0", 0, 1}, /* no draw: the scores are the logits */
+        {"\"temperature\":0.5,\"rule\":\"greedy\"", 0, 1},
+        {"\"temperature\":2,\"rule\":\"greedy\"", 0, 1},
+    };
+    struct fixture *fixture = *state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct client client;
+        char options[128];
+        (void)snprintf(options, sizeof options, ",\"sampling\":{%s}", cases[i].sampling);
+        client_open(fixture, &client, 20, options);
+        for (int twelve = 0; twelve < 2; twelve++) {
+            fixture->engine->noise = twelve ? 6.0 : 4.0; /* of one path; a tie has that of two */
+            struct tv_call *call = call_chain(fixture, &client, 3);
+            assert_reply(call_wait(call), 200);
+            assert_int_equal(reply_int(call, "margin/min"), 10);
+            assert_int_equal(reply_flag(call, "margin/near_tie"),
+                             twelve ? cases[i].below_12 : cases[i].below_8);
+            call_free(call);
+            client_advance(fixture, &client, 3);
+        }
+    }
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
 int main(void)
@@ -488,6 +521,7 @@ int main(void)
         CASE(decode_ends_at_the_limit),
         CASE(faults_change_nothing),
         CASE(later_steps_roll_the_first_ones_back),
+        CASE(a_near_tie_is_a_gap_of_logits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -242,6 +242,35 @@ static void test_paths_that_are_none(void **state)
     client_check(fixture, &client);
 }
 
+/* The first node under the pending token counts as any other. */
+static void test_a_path_whose_first_draft_is_a_stop(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    char options[64], members[64], finish[16];
+    int32_t stop = tv_fixed_engine_token(fixture->engine, 21);
+    (void)snprintf(options, sizeof options, ",\"stop\":{\"token_ids\":[%d]}", stop);
+    client_open(fixture, &client, 20, options);
+    struct tv_call *call = hold(fixture, &client, ",\"commit\":\"hold\"");
+    assert_status(call, "held");
+    assert_int_equal(reply_int(call, "pending"), stop); /* so the walk ends before it too */
+    call_free(call);
+    client.seq++;
+    call = commit(fixture, &client, "\"path\":[0,1],\"next\":1");
+    assert_refused(call, 422, "wrong-value");
+    assert_true(reply_mentions(call, "\"pointer\":\"/path/1\""));
+    call_free(call);
+    client_check(fixture, &client);
+    (void)snprintf(members, sizeof members, "\"path\":[0],\"next\":%d", stop);
+    call = commit(fixture, &client, members);
+    assert_status(call, "finished");
+    reply_text(call, "finish", finish, sizeof finish);
+    assert_string_equal(finish, "stop");
+    call_free(call);
+    client_advance(fixture, &client, 1);
+    client_check(fixture, &client);
+}
+
 static void test_what_may_run_meanwhile(void **state)
 {
     struct fixture *fixture = *state;
@@ -502,6 +531,7 @@ int main(void)
         TEST(test_an_empty_path_discards),
         TEST(test_rule_client_proposes_nothing),
         TEST(test_paths_that_are_none),
+        TEST(test_a_path_whose_first_draft_is_a_stop),
         TEST(test_what_may_run_meanwhile),
         TEST(test_a_guess_about_a_held_round),
         TEST(test_commit_prev_goes_with_no_guess),
