@@ -91,7 +91,7 @@ static void shape_read(struct tv_config_read *read, struct tv_model_config *conf
     config->intermediate = tv_config_int(read, "intermediate_size", 1, DIM_MAX, required);
     config->max_position =
         tv_config_int(read, "max_position_embeddings", 1, INT32_MAX / 2, required);
-    config->rms_eps = tv_config_number(read, "rms_norm_eps", 1, 1e-6);
+    config->rms_eps = tv_config_number(read, "rms_norm_eps", 0, 1e-6);
     config->lora_rms_eps = LORA_RMS_EPS;
     config->tied_head = tv_config_flag(read, "tie_word_embeddings", 0);
     if (tv_config_int(read, "num_key_value_heads", 1, DIM_MAX, config->heads) != config->heads) {

@@ -13,7 +13,8 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/new" "$work/found"
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=1}:allocator_may_return_null=1"
 export TMPDIR="$work"
-"$program" -max_total_time="$seconds" -timeout=30 -rss_limit_mb=1024 -max_len=4096 -print_final_stats=1 \
+# a finding's own exit code is 77, which would be a skipped test
+"$program" -max_total_time="$seconds" -timeout=30 -rss_limit_mb=1024 -max_len=4096 -print_final_stats=1 -error_exitcode=1 \
     -verbosity="${TV_FUZZ_VERBOSITY:-1}" -artifact_prefix="$work/found/" "$work/new" "$corpus" \
     >"$work/log" 2>&1
 code=$?

@@ -94,6 +94,7 @@ static const struct {
     {"hidden_size", "0"},
     {"q_lora_rank", "0"},
     {"rms_norm_eps", "-1e-6"},
+    {"rms_norm_eps", "0e-06"}, /* a row of zeros would be divided by zero */
     {"rms_norm_eps", "\"1e-6\""},
     {"topk_method", "\"greedy\""},
     {"topk_method", "\"random\""},
