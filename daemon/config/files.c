@@ -41,6 +41,9 @@ static int file_key(void *context, const char *section, const char *name, const 
         (void)snprintf(reason, sizeof reason, "no such key");
     } else if (reading->seen[option - table]) {
         (void)snprintf(reason, sizeof reason, "given twice");
+    } else if (value[0] == ';') { /* what --print-config says can be read again */
+        (void)snprintf(reason, sizeof reason,
+                       "a value cannot begin with ;, which begins a comment");
     } else if (tv_config_option_set(reading->config, option, TV_ORIGIN_FILE, value, reason,
                                     sizeof reason) == 0) {
         reading->seen[option - table] = 1;
