@@ -3,13 +3,15 @@
     mutants.py run SOURCE_ROOT [NAME...]   one line a fault: caught by which test, or NOT CAUGHT; then the sum
     mutants.py fit SOURCE_ROOT             does every fault still fit the sources, and are its tests there?
 
-A fault that does not compile counts as not caught. The copy is under TMPDIR (some minutes, one build); the sources
+A fault that does not compile, or not within the time that one test has, counts as not caught; one with which the test
+itself does not end by then counts as caught by time. The copy is under TMPDIR (some minutes, one build); the sources
 themselves are only read. Exit 0: at least 30 faults and 95 % of them caught.
 """
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,9 @@ import tempfile
 from faults import FAULTS
 
 FAULTS_LEAST, CAUGHT_LEAST = 30, 0.95
-TEST_S = 600
+TEST_S, STOP_S = 600, 20
+LATE = f"no end in {TEST_S} s"
+CAUGHT = ("FAIL", "TIMEOUT", "ERROR", LATE)
 
 
 def read(path):
@@ -56,6 +60,21 @@ def fit(root):
     return wrong
 
 
+def within(command, seconds):
+    """Whether it comes to its end by itself; it is ended else."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            process.wait(seconds)
+            return True
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # meson ends its tests, which are groups of their own
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        return False
+
+
 class Copy:
     """The sources and a build of them, in a folder that goes with it."""
 
@@ -73,13 +92,12 @@ class Copy:
         for test in tests:
             if os.path.exists(self.log):
                 os.remove(self.log)
-            command = ["meson", "test", "-C", self.build, test]
-            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TEST_S, check=False)
-            if not os.path.exists(self.log):
+            ended = within(["meson", "test", "-C", self.build, test], TEST_S)
+            if not os.path.exists(self.log):  # which is made once all is built
                 return None
-            found = [json.loads(line)["result"] for line in read(self.log).splitlines()]
+            found = [json.loads(line)["result"] for line in read(self.log).splitlines()] if ended else [LATE]
             results[test] = found[0] if found else "NONE"
-            if results[test] in ("FAIL", "TIMEOUT", "ERROR"):
+            if results[test] in CAUGHT:
                 break
         return results
 
@@ -96,9 +114,9 @@ class Copy:
             with open(at, "w", encoding="utf-8") as file:
                 file.write(text)
         if results is None:
-            return False, "does not build"
+            return False, f"does not build in {TEST_S} s"
         last = list(results)[-1]
-        caught = results[last] in ("FAIL", "TIMEOUT", "ERROR")
+        caught = results[last] in CAUGHT
         return caught, f"{last}: {results[last]}" if caught else f"seen by none of {', '.join(results)}"
 
 
