@@ -1,8 +1,6 @@
 /*
  * shadow_fixture.c - an engine, its shadow and one prefilled round, with faults to plant.
  */
-#include <errno.h>
-#include <ftw.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "folder.h"
 #include "shadow_fixture.h"
 
 static void planted_layer(void *context, int32_t layer, const struct tv_verify_attn *attn)
@@ -107,13 +106,10 @@ void bench_open_kv(struct bench *bench, const char *model, int32_t page_size,
     struct tv_test_random random = {.state = 17};
     struct tv_engine_fixture_options options = {
         .model = model, .page_size = page_size, .kv_dtype = kv_dtype};
-    const char *tmp = getenv("TMPDIR");
     memset(bench, 0, sizeof *bench);
     tv_engine_fixture_open(&bench->fixture, &options);
     struct tv_engine *engine = bench->fixture.engine;
-    (void)snprintf(bench->dir, sizeof bench->dir, "%s/tv-shadow-XXXXXX",
-                   tmp != NULL ? tmp : "/tmp");
-    assert_non_null(mkdtemp(bench->dir));
+    tv_tiny_folder(bench->dir, sizeof bench->dir);
     struct tv_shadow_params params = {.probability = probability,
                                       .queue_bytes_max = queue_bytes,
                                       .state_dir = with_dir ? bench->dir : NULL,
@@ -131,29 +127,13 @@ void bench_open_kv(struct bench *bench, const char *model, int32_t page_size,
     tv_test_tree_random(&bench->tree, 33, engine->vocab, pending, &random);
 }
 
-static int entry_remove(const char *path, const struct stat *stat, int kind, struct FTW *at)
-{
-    (void)stat;
-    (void)kind;
-    (void)at;
-    return remove(path);
-}
-
-/* The folder and what is in it; a test may have removed it before. */
-static void dir_remove(const char *dir)
-{
-    if (nftw(dir, entry_remove, 8, FTW_DEPTH | FTW_PHYS) != 0) {
-        assert_int_equal(errno, ENOENT);
-    }
-}
-
 void bench_close(struct bench *bench)
 {
     tv_shadow_destroy(bench->shadow);
     tv_tree_finish(&bench->tree);
     bench->fixture.engine->ops->context_close(bench->fixture.engine, bench->context);
     tv_engine_fixture_close(&bench->fixture);
-    dir_remove(bench->dir);
+    tv_tiny_folder_remove(bench->dir);
 }
 
 struct tv_parity_case case_of(const struct bench *bench, const struct tv_round_out *out,

@@ -20,26 +20,21 @@
 
 #include <cmocka.h>
 
+#include "folder.h"
 #include "notify.h"
 
 #define WATCHDOG_MS 30000 /* of the test itself: a message that does not come */
 #define QUIET_MS    200   /* in which ten looks are made */
 
 static int manager = -1;
-static char path[sizeof((struct sockaddr_un *)0)->sun_path];
+static char folder[96], path[sizeof((struct sockaddr_un *)0)->sun_path];
 
 static int manager_open(void **state)
 {
     (void)state;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const char *folder = getenv("TMPDIR");
-    char directory[96];
-    (void)snprintf(directory, sizeof directory, "%s/tv_notify_XXXXXX",
-                   folder == NULL ? "/tmp" : folder);
-    if (mkdtemp(directory) == NULL) {
-        return -1;
-    }
-    (void)snprintf(path, sizeof path, "%s/n", directory);
+    tv_tiny_folder(folder, sizeof folder);
+    (void)snprintf(path, sizeof path, "%s/n", folder);
     (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
     manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     return manager < 0 || bind(manager, (struct sockaddr *)&address, sizeof address) != 0 ||
@@ -52,9 +47,7 @@ static int manager_close(void **state)
 {
     (void)state;
     (void)close(manager);
-    (void)unlink(path);
-    path[strlen(path) - 2] = '\0';
-    (void)rmdir(path);
+    tv_tiny_folder_remove(folder);
     return unsetenv("NOTIFY_SOCKET");
 }
 

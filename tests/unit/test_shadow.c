@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -370,6 +371,7 @@ static void stop_does_not_judge_what_waits(void **state)
     assert_string_equal(waiters[0].block.skipped, "draining");
     assert_string_equal(waiters[2].block.skipped, "draining");
     assert_int_equal(rmdir(bench.dir), 0); /* empty */
+    assert_int_equal(mkdir(bench.dir, S_IRWXU), 0);
     bench_close(&bench);
 }
 

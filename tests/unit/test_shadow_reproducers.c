@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -229,6 +230,7 @@ static void full_disk_is_harmless(void **state)
     assert_int_equal(rmdir(bench.dir), 0); /* not even a temporary file is left */
     (void)judged(&bench, FAULT_OUTPUT, 0); /* and without the directory */
     assert_int_equal(totals_of(&bench, violations).violation, 2);
+    assert_int_equal(mkdir(bench.dir, S_IRWXU), 0);
     bench_close(&bench);
 }
 
