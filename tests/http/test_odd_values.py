@@ -7,11 +7,14 @@ import json
 import os
 import shutil
 import struct
+import sys
 import tempfile
 import unittest
 
-from harness import Caller, round_body, verify_path, wait_until
-from real import MODEL, Beside, RealDaemon
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import tensors  # noqa: E402
+from harness import Caller, round_body, verify_path, wait_until  # noqa: E402
+from real import MODEL, Beside, RealDaemon  # noqa: E402
 
 TYPE, VALUE = (400, "wrong-type"), (422, "wrong-value")
 
@@ -190,13 +193,13 @@ def plant(source, folder, spikes):
 
     def column_0(name, value_of):
         with open(os.path.join(folder, shards[name]), "r+b") as file:
-            (header_bytes,) = struct.unpack("<Q", file.read(8))
-            entry = json.loads(file.read(header_bytes))[name]
+            entries, begin = tensors.header(file)
+            entry = entries[name]
             width = {"F32": 4, "BF16": 2}[entry["dtype"]]
             rows, columns = entry["shape"]
             for row in range(rows):
                 values = value_of(row, columns)
-                file.seek(8 + header_bytes + entry["data_offsets"][0] + row * columns * width)
+                file.seek(begin + entry["data_offsets"][0] + row * columns * width)
                 file.write(b"".join(struct.pack("<f", value)[4 - width :] for value in values))
 
     column_0(

@@ -14,6 +14,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import tensors  # noqa: E402
 from daemon import Daemon  # noqa: E402
 
 PROGRAM = os.environ["TREEVERIFYD"]
@@ -82,38 +83,6 @@ FIELDS_V2 = [
 ]
 
 
-class Tensor:
-    def __init__(self, dtype, shape, data):
-        self.dtype, self.shape, self.data = dtype, shape, data
-
-
-def tensors_load(path):
-    with open(path, "rb") as file:
-        data = file.read()
-    (size,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8 : 8 + size])
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, item in header.items():
-        begin, end = item["data_offsets"]
-        tensors[name] = Tensor(item["dtype"], item["shape"], data[8 + size + begin : 8 + size + end])
-    return tensors
-
-
-def file_write(path, tensors, edit=None):
-    """edit: changes the header's object before it is written."""
-    header, data = {}, b""
-    for name, tensor in tensors.items():
-        offsets = [len(data), len(data) + len(tensor.data)]
-        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
-        data += tensor.data
-    if edit is not None:
-        edit(header)
-    text = json.dumps(header).encode()
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + data)
-
-
 class RefusalTest(unittest.TestCase):
     def setUp(self):
         self.parent = tempfile.TemporaryDirectory()
@@ -127,7 +96,7 @@ class RefusalTest(unittest.TestCase):
         shutil.rmtree(self.dir, ignore_errors=True)
         shutil.copytree(os.path.join(VARIANTS, variant), self.dir)
         os.remove(self.path("refs.safetensors"))
-        self.tensors = tensors_load(self.path(SINGLE))
+        self.tensors = tensors.load_raw(self.path(SINGLE))
 
     def path(self, name):
         return os.path.join(self.dir, name)
@@ -142,7 +111,7 @@ class RefusalTest(unittest.TestCase):
             json.dump(config, file)
 
     def single(self, edit=None):
-        file_write(self.path(SINGLE), self.tensors, edit)
+        tensors.save_raw(self.path(SINGLE), self.tensors, edit)
 
     def shards(self, first=(), second=(), index=None):
         """Two shards with the tensors in turn; further names for each, and for the index."""
@@ -150,7 +119,7 @@ class RefusalTest(unittest.TestCase):
         names = list(self.tensors)
         held = [names[0::2] + list(first), names[1::2] + list(second)]
         for shard, mine in zip(SHARDS, held):
-            file_write(self.path(shard), {name: self.tensors[name] for name in mine})
+            tensors.save_raw(self.path(shard), {name: self.tensors[name] for name in mine})
         weights = {name: SHARDS[i % 2] for i, name in enumerate(names)}
         weights.update(index or {})
         with open(self.path(INDEX), "w") as file:
@@ -255,10 +224,10 @@ class RefusalTest(unittest.TestCase):
                 tensor = self.tensors[name]
                 rows, cols = tensor.shape
                 size = rows * cols * {"F8_E4M3": 1, "I16": 2, "F64": 8}[dtype]
-                self.tensors[name] = Tensor(dtype, tensor.shape, bytes(size))
+                self.tensors[name] = tensors.Tensor(dtype, tensor.shape, bytes(size))
                 self.single()
                 self.refused(SINGLE, f"'{name}'", dtype, f"({size} bytes)")
-        self.tensors[name] = Tensor("Q4", tensor.shape, bytes(8))
+        self.tensors[name] = tensors.Tensor("Q4", tensor.shape, bytes(8))
         self.single()
         self.refused(SINGLE, f"'{name}'", "unknown dtype 'Q4'")
 

@@ -11,6 +11,7 @@ import time
 import unittest
 
 import harness
+import tensors
 from harness import SANITIZED, Caller, FixedDaemon, Stopwatch, request_bytes, round_body, verify_path, wait_until
 
 EXIT_CHECKPOINT, EXIT_FAULT = 65, 70
@@ -35,11 +36,10 @@ def start(fault, *options, model=MODEL):
 def overwrite(path, name):
     """Every element of one tensor becomes 1e38."""
     with open(path, "r+b") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        tensor = json.loads(file.read(size))[name]
-        first, last = tensor["data_offsets"]
-        element = HUGE[tensor["dtype"]]
-        file.seek(8 + size + first)
+        entries, begin = tensors.header(file)
+        first, last = entries[name]["data_offsets"]
+        element = HUGE[entries[name]["dtype"]]
+        file.seek(begin + first)
         file.write(element * ((last - first) // len(element)))
 
 
