@@ -419,17 +419,6 @@ void client_check(struct fixture *fixture, const struct client *client)
     tv_sched_unlock(fixture->sched);
 }
 
-struct tv_call *call_running(struct fixture *fixture, struct client *client, int32_t count)
-{
-    char body[2048];
-    tv_fixed_engine_hold(fixture->engine, 1);
-    struct tv_call *call = call_make(fixture, TV_CALL_VERIFY, client->id, "%s",
-                                     client_chain(fixture, client, count, body, sizeof body));
-    call_start(fixture, call);
-    tv_fixed_engine_await_held(fixture->engine);
-    return call;
-}
-
 struct tv_call *call_chain(struct fixture *fixture, const struct client *client, int32_t count)
 {
     char body[2048];
@@ -437,6 +426,31 @@ struct tv_call *call_chain(struct fixture *fixture, const struct client *client,
                                      client_chain(fixture, client, count, body, sizeof body));
     call_start(fixture, call);
     return call;
+}
+
+struct tv_call *call_running(struct fixture *fixture, struct client *client, int32_t count)
+{
+    tv_fixed_engine_hold(fixture->engine, 1);
+    struct tv_call *call = call_chain(fixture, client, count);
+    tv_fixed_engine_await_held(fixture->engine);
+    return call;
+}
+
+struct tv_call *pair_running(struct fixture *fixture, struct client *running, struct client *other,
+                             int32_t count)
+{
+    client_open(fixture, running, 5, "");
+    client_open(fixture, other, 6, "");
+    return call_running(fixture, running, count);
+}
+
+struct tv_call *first_running(struct fixture *fixture, struct client *clients, int32_t client_count,
+                              int32_t count)
+{
+    for (int32_t i = 0; i < client_count; i++) {
+        client_open(fixture, &clients[i], 5 + i, "");
+    }
+    return call_running(fixture, &clients[0], count);
 }
 
 void call_release(struct fixture *fixture, struct tv_call *call, int http_status)

@@ -86,6 +86,12 @@ void client_check(struct fixture *fixture, const struct client *client);
 struct tv_call *call_chain(struct fixture *fixture, const struct client *client, int32_t count);
 /* The same, under way inside the engine, which is held. */
 struct tv_call *call_running(struct fixture *fixture, struct client *client, int32_t count);
+/* Two clients of 5 and 6 tokens, and such a call of the first. */
+struct tv_call *pair_running(struct fixture *fixture, struct client *running, struct client *other,
+                             int32_t count);
+/* As many as there are clients, of 5, 6, .. tokens. */
+struct tv_call *first_running(struct fixture *fixture, struct client *clients, int32_t client_count,
+                              int32_t count);
 /* Let the engine go on, await the call's answer, free it. */
 void call_release(struct fixture *fixture, struct tv_call *call, int http_status);
 

@@ -96,9 +96,7 @@ static void who_has_time_stays(void **state)
 {
     struct fixture *fixture = *state;
     struct client running, queued;
-    client_open(fixture, &running, 5, "");
-    client_open(fixture, &queued, 6, "");
-    struct tv_call *first = call_running(fixture, &running, 2);
+    struct tv_call *first = pair_running(fixture, &running, &queued, 2);
     struct tv_call *late = chain_late(fixture, &queued, "");
     struct tv_call *twin = call_chain(fixture, &queued, 2);
     struct tv_call *later = chain_late(fixture, &queued, "");
@@ -211,9 +209,7 @@ static void a_window_is_waited_for(void **state)
     struct fixture *fixture = *state;
     struct tv_sched *sched = fixture->sched;
     struct client running, queued;
-    client_open(fixture, &running, 5, "");
-    client_open(fixture, &queued, 6, "");
-    struct tv_call *first = call_running(fixture, &running, 2);
+    struct tv_call *first = pair_running(fixture, &running, &queued, 2);
     struct tv_call *second = call_chain(fixture, &queued, 2);
     static const struct {
         int64_t took_us, window_us;
@@ -250,9 +246,7 @@ static void a_wait_for_a_round_ends_in_time(void **state)
 {
     struct fixture *fixture = *state;
     struct client running, queued;
-    client_open(fixture, &running, 5, "");
-    client_open(fixture, &queued, 6, "");
-    struct tv_call *first = call_running(fixture, &running, 2);
+    struct tv_call *first = pair_running(fixture, &running, &queued, 2);
     struct tv_call *second = call_chain(fixture, &queued, 2);
     struct tv_call *waits[2] = {wait_for(fixture, &running, 1), wait_for(fixture, &queued, 1)};
     for (int i = 0; i < 2; i++) {
@@ -352,9 +346,7 @@ static void who_left_before_is_not_admitted(void **state)
     struct fixture *fixture = *state;
     struct client running, client;
     char body[2048];
-    client_open(fixture, &running, 5, "");
-    client_open(fixture, &client, 6, "");
-    struct tv_call *first = call_running(fixture, &running, 2);
+    struct tv_call *first = pair_running(fixture, &running, &client, 2);
     struct tv_call *calls[3] = {chain_make(fixture, &client, ""), NULL, NULL};
     (void)client_chain(fixture, &client, 2, body, sizeof body);
     calls[1] = call_make(fixture, TV_CALL_BATCH, "", "{\"items\":[{\"session\":\"%s\",%s]}",

@@ -53,10 +53,7 @@ static void what_runs_and_what_waits_is_refused(void **state)
     struct fixture *fixture = *state;
     struct client clients[8];
     struct tv_call *calls[8];
-    for (int i = 0; i < 8; i++) {
-        client_open(fixture, &clients[i], 5 + i, "");
-    }
-    calls[0] = call_running(fixture, &clients[0], 3);
+    calls[0] = first_running(fixture, clients, 8, 3);
     for (int i = 1; i < 8; i++) { /* more than a launch takes */
         calls[i] = call_chain(fixture, &clients[i], 3);
     }

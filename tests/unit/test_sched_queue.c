@@ -88,10 +88,7 @@ static void rounds_of_sessions_share_a_launch(void **state)
     struct fixture *fixture = *state;
     struct client clients[4];
     struct tv_call *calls[4];
-    for (int i = 0; i < 4; i++) {
-        client_open(fixture, &clients[i], 5 + i, "");
-    }
-    calls[0] = call_running(fixture, &clients[0], 2);
+    calls[0] = first_running(fixture, clients, 4, 2);
     for (int i = 1; i < 4; i++) {
         calls[i] = call_chain(fixture, &clients[i], i + 1);
     }
@@ -112,10 +109,7 @@ static void rounds_of_all_kinds_share_a_launch(void **state)
     struct fixture *fixture = *state;
     struct client clients[4];
     struct tv_call *calls[4];
-    for (int i = 0; i < 4; i++) {
-        client_open(fixture, &clients[i], 5 + i, "");
-    }
-    calls[0] = call_running(fixture, &clients[0], 2);
+    calls[0] = first_running(fixture, clients, 4, 2);
     calls[1] = call_chain(fixture, &clients[1], 3);
     calls[2] = call_make(fixture, TV_CALL_DECODE, clients[2].id,
                          "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":7,\"max_tokens\":1}",
@@ -148,9 +142,7 @@ static void small_rounds_get_between_slices(void **state)
     struct fixture *fixture = *state;
     struct client small, long_decode;
     char tokens[4096] = "1";
-    client_open(fixture, &small, 5, "");
-    client_open(fixture, &long_decode, 5, "");
-    struct tv_call *call = call_running(fixture, &small, 1);
+    struct tv_call *call = pair_running(fixture, &small, &long_decode, 1);
     for (int i = 1; i < 400; i++) {
         (void)strcat(tokens, ",1");
     }
@@ -158,7 +150,7 @@ static void small_rounds_get_between_slices(void **state)
     call_start(fixture, create);
     struct tv_call *decode = call_make(
         fixture, TV_CALL_DECODE, long_decode.id,
-        "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":5,\"max_tokens\":200}", long_decode.epoch);
+        "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":6,\"max_tokens\":200}", long_decode.epoch);
     call_start(fixture, decode);
     client_advance(fixture, &small, 1);
     tv_fixed_engine_hold(fixture->engine, 0);
@@ -171,7 +163,7 @@ static void small_rounds_get_between_slices(void **state)
     assert_int_equal(reply_int(create, "committed_len"), 400);
     call_free(create);
     assert_reply(call_wait(decode), 200);
-    assert_int_equal(reply_int(decode, "committed_len"), 205);
+    assert_int_equal(reply_int(decode, "committed_len"), 206);
     call_free(decode);
 }
 
@@ -179,9 +171,7 @@ static void b47_a_queued_call_is_dropped_a_running_one_stored(void **state)
 {
     struct fixture *fixture = *state;
     struct client running, queued;
-    client_open(fixture, &running, 5, "");
-    client_open(fixture, &queued, 6, "");
-    struct tv_call *first = call_running(fixture, &running, 3);
+    struct tv_call *first = pair_running(fixture, &running, &queued, 3);
     struct tv_call *second = call_chain(fixture, &queued, 2);
     tv_sched_cancel(fixture->sched, second);
     (void)call_wait(second); /* done at once */
@@ -202,9 +192,7 @@ static void b47_the_round_goes_on_for_who_joined(void **state)
 {
     struct fixture *fixture = *state;
     struct client running, queued;
-    client_open(fixture, &running, 5, "");
-    client_open(fixture, &queued, 6, "");
-    struct tv_call *first = call_running(fixture, &running, 1);
+    struct tv_call *first = pair_running(fixture, &running, &queued, 1);
     struct tv_call *owner = call_chain(fixture, &queued, 2);
     struct tv_call *twin = call_chain(fixture, &queued, 2);
     struct tv_call *leaver = call_chain(fixture, &queued, 2);
@@ -225,10 +213,7 @@ static void b53_overload_is_refused_at_once(void **state)
     struct fixture *fixture = *state;
     struct client clients[10];
     struct tv_call *calls[9];
-    for (int i = 0; i < 10; i++) {
-        client_open(fixture, &clients[i], 5, "");
-    }
-    calls[0] = call_running(fixture, &clients[0], 2);
+    calls[0] = first_running(fixture, clients, 10, 2);
     for (int i = 1; i < 9; i++) {
         calls[i] = call_chain(fixture, &clients[i], 2);
         assert_false(call_is_done(calls[i]));
@@ -254,9 +239,7 @@ static void a_late_call_is_not_launched(void **state)
     struct fixture *fixture = *state;
     struct client running, late;
     char body[2048];
-    client_open(fixture, &running, 5, "");
-    client_open(fixture, &late, 6, "");
-    struct tv_call *first = call_running(fixture, &running, 2);
+    struct tv_call *first = pair_running(fixture, &running, &late, 2);
     client_chain(fixture, &late, 2, body, sizeof body);
     body[strlen(body) - 1] = '\0';
     struct tv_call *call =
@@ -275,9 +258,7 @@ static void delete_lets_the_running_round_finish(void **state)
 {
     struct fixture *fixture = *state;
     struct client running, queued;
-    client_open(fixture, &running, 5, "");
-    client_open(fixture, &queued, 5, "");
-    struct tv_call *first = call_running(fixture, &running, 2);
+    struct tv_call *first = pair_running(fixture, &running, &queued, 2);
     struct tv_call *second = call_chain(fixture, &queued, 2);
     expect(fixture, 204, TV_CALL_DELETE, running.id, NULL);
     expect(fixture, 404, TV_CALL_STATE, running.id, NULL);
@@ -483,10 +464,7 @@ static void b65_destroy_refuses_what_waits_while_a_round_runs(void **state)
     pthread_t thread;
     (void)state;
     fixture_start(&fixture);
-    for (int i = 0; i < 2; i++) {
-        client_open(&fixture, &clients[i], 5, "");
-    }
-    struct tv_call *running = call_running(&fixture, &clients[0], 3);
+    struct tv_call *running = first_running(&fixture, clients, 2, 3);
     struct tv_call *waiting = call_chain(&fixture, &clients[1], 2);
     assert_int_equal(pthread_create(&thread, NULL, destroy_main, fixture.sched), 0);
     int64_t end_us = tv_clock_us() + 60000000; /* only a hang gets there */
