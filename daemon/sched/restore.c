@@ -256,6 +256,10 @@ void tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_u
     } else {
         aside = rc == -EPERM;
     }
+    if (rc == 0 && source.is_cut) {
+        tv_log(TV_LOG_WARNING, "the last process was ended while it wrote its sessions; those that "
+                               "it had not come to are lost");
+    }
     if (rc == 0) {
         tv_log(TV_LOG_INFO, "%d sessions of the last process are restored, %d are not; %lld ms",
                restoring.restored, restoring.naming.count,

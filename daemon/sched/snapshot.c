@@ -2,8 +2,9 @@
  * snapshot.c - sessions go into a file when the process ends.
  *
  * Saves after the worker has ended, those used last first, within a time and a number of bytes;
- * what does not fit is named in the log. Refuses to end for a session that cannot be kept: the
- * others are worth the same as before.
+ * what does not fit is named in the log, and smaller ones behind it are tried. Refuses to end for a
+ * session that cannot be kept: the others are worth the same as before. What is in the file when
+ * the process is ended in the middle of it is kept.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,6 +27,7 @@ struct saving {
     int64_t page_count;
     uint32_t session_count;
     int over; /* nothing more can be written */
+    int torn; /* half a session stands at its end */
     struct tv_sched_naming naming;
 };
 
@@ -92,11 +94,12 @@ static void pages_forget(struct saving *saving, const struct tv_cache_seq *seq, 
     }
 }
 
-/* The disk is to have all of it by then, not only this process to be done. */
-static int is_late(const struct saving *saving)
+/* The disk is to have all of it and so many bytes more by then, not only this process to be done.
+ */
+static int is_late(const struct saving *saving, uint64_t more)
 {
     int64_t now_us = tv_clock_us();
-    return now_us + tv_snapshot_file_flush_us(&saving->file, now_us - saving->start_us) >=
+    return now_us + tv_snapshot_file_flush_us(&saving->file, more, now_us - saving->start_us) >=
            saving->deadline_us;
 }
 
@@ -111,7 +114,7 @@ static int pages_write(struct saving *saving, const struct tv_cache_seq *seq, in
         if (saving->numbers[seq->pages[i]] != next) {
             continue;
         }
-        if (is_late(saving)) {
+        if (is_late(saving, 0)) {
             return -ETIME;
         }
         rc = engine->ops->page_read(engine, seq->pages[i], saving->page);
@@ -127,15 +130,21 @@ static int pages_write(struct saving *saving, const struct tv_cache_seq *seq, in
     return rc;
 }
 
-/* 1: so many more bytes, and the end behind them, are within the limit. */
-static int fits(const struct saving *saving, size_t body, int32_t pages)
+/* Room and time for so many more bytes, and within the limit for the end behind them: 0,
+ * -EOVERFLOW, -ETIME, or what the disk says. */
+static int make_room(struct saving *saving, size_t body, int32_t pages)
 {
-    uint64_t at = saving->file.at + 2 * TV_SNAPSHOT_HEAD_BYTES + body, more;
-    return !__builtin_mul_overflow((uint64_t)saving->page_bytes + 32, (uint64_t)pages, &more) &&
-           more <= (uint64_t)saving->bytes_max && at <= (uint64_t)saving->bytes_max - more;
+    uint64_t more, end;
+    if (__builtin_mul_overflow((uint64_t)saving->page_bytes + 32, (uint64_t)pages, &more) ||
+        __builtin_add_overflow(more, TV_SNAPSHOT_HEAD_BYTES + (uint64_t)body, &more) ||
+        __builtin_add_overflow(more, saving->file.at + TV_SNAPSHOT_HEAD_BYTES, &end) ||
+        body > TV_SNAPSHOT_BODY_BYTES_MAX || end > (uint64_t)saving->bytes_max) {
+        return -EOVERFLOW;
+    }
+    return is_late(saving, more) ? -ETIME : tv_snapshot_file_reserve(&saving->file, more);
 }
 
-/* Head, body and pages. 0, -EOVERFLOW, -ETIME, or what failed. */
+/* Head, body and pages. 0, or what failed. */
 static int session_write(struct saving *saving, const struct tv_session *session,
                          const struct tv_cache_seq *seq, const struct tv_snapshot_pages *pages,
                          int32_t fresh)
@@ -145,10 +154,7 @@ static int session_write(struct saving *saving, const struct tv_session *session
     uint8_t head[TV_SNAPSHOT_HEAD_BYTES];
     tv_snapshot_write_body(session, pages, tv_session_key_made(&saving->sched->table, session),
                            &body);
-    int rc = body.failed ? -ENOMEM
-             : body.bytes > TV_SNAPSHOT_BODY_BYTES_MAX || !fits(saving, body.bytes, fresh)
-                 ? -EOVERFLOW
-                 : 0;
+    int rc = body.failed ? -ENOMEM : make_room(saving, body.bytes, fresh);
     if (rc == 0) {
         tv_snapshot_write_head(&body, (uint32_t)fresh, &heads, head);
         rc = tv_snapshot_file_append(&saving->file, head, sizeof head);
@@ -174,12 +180,19 @@ static const char *why_not(int rc)
     case -EOVERFLOW:
         return "it does not fit into snapshot_bytes";
     case -ETIME:
-        return "the time of the stop is used up";
+        return "what is left of the stop is too short for it";
     case -ENODATA:
         return "its rows are not those of its tokens";
     default:
         return strerror(-rc);
     }
+}
+
+/* Does it end only this session: may a smaller one still find room, time and memory? */
+static int is_of_one(int rc)
+{
+    return rc == -EOVERFLOW || rc == -ETIME || rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG ||
+           rc == -ENOMEM;
 }
 
 static void session_save(struct saving *saving, const struct tv_session *session)
@@ -191,7 +204,10 @@ static void session_save(struct saving *saving, const struct tv_session *session
     int32_t page = saving->sched->table.params.page_size, rows = tv_session_rows(session);
     int32_t count = rows / page + (rows % page != 0);
     uint64_t at = saving->file.at;
-    int rc = saving->over ? saving->over : 0;
+    if (saving->over == 0 && tv_clock_us() >= saving->deadline_us) {
+        saving->over = -ETIME;
+    }
+    int rc = saving->over;
     if (rc == 0 && (seq == NULL || seq->len != session->len || seq->page_count < count ||
                     (rows > session->len && seq->scratch != rows - session->len) ||
                     saving->page_count > (int64_t)UINT32_MAX - count)) {
@@ -204,12 +220,9 @@ static void session_save(struct saving *saving, const struct tv_session *session
             pages_forget(saving, seq, count);
         }
         int cut = rc != 0 ? tv_snapshot_file_cut(&saving->file, at) : 0;
-        /* another, smaller one may still fit; what the time or the disk ends is over for all */
-        if (rc != 0 && (rc != -EOVERFLOW || cut != 0)) {
+        saving->torn = cut != 0;
+        if (rc != 0 && (cut != 0 || !is_of_one(rc))) {
             saving->over = rc;
-        }
-        if (cut != 0) {
-            tv_snapshot_file_abandon(&saving->file);
         }
     }
     tv_snapshot_pages_finish(&pages);
@@ -238,21 +251,43 @@ static int saving_start(struct saving *saving, const struct tv_snapshot_layout *
     return rc == 0 ? tv_snapshot_file_append(&saving->file, header, sizeof header) : rc;
 }
 
+/* 0, or why it has no end: then there is what was in it by then. */
 static int saving_end(struct saving *saving)
 {
     uint8_t head[TV_SNAPSHOT_HEAD_BYTES];
-    if (saving->session_count == 0 || saving->file.fd < 0) {
+    int rc = saving->torn ? saving->over : 0;
+    if (saving->session_count == 0) {
         tv_snapshot_file_abandon(&saving->file);
         return saving->over;
     }
-    tv_snapshot_write_end(saving->session_count, (uint64_t)saving->page_count, &saving->heads,
-                          head);
-    int rc = tv_snapshot_file_append(&saving->file, head, sizeof head);
-    if (rc != 0) {
-        tv_snapshot_file_abandon(&saving->file);
-        return rc;
+    if (rc == 0) {
+        tv_snapshot_write_end(saving->session_count, (uint64_t)saving->page_count, &saving->heads,
+                              head);
+        rc = tv_snapshot_file_append(&saving->file, head, sizeof head);
     }
-    return tv_snapshot_file_finish(&saving->file);
+    if (rc == 0) {
+        return tv_snapshot_file_finish(&saving->file);
+    }
+    (void)tv_snapshot_file_leave(&saving->file); /* no better for another reason */
+    return rc;
+}
+
+/* What came of it. */
+static void say_end(const struct saving *saving, int rc)
+{
+    if (rc == 0) {
+        tv_log(TV_LOG_INFO,
+               "%u sessions are kept for the next start: %lld pages, %lld KiB, %lld ms",
+               saving->session_count, (long long)saving->page_count,
+               (long long)(saving->file.at >> 10),
+               (long long)(tv_clock_us() - saving->start_us) / 1000);
+    } else if (saving->session_count > 0) {
+        tv_log(TV_LOG_WARNING,
+               "%u sessions are kept for the next start, in a file without its end: %s",
+               saving->session_count, why_not(rc));
+    } else {
+        tv_log(TV_LOG_ERROR, "no session is kept for the next start: %s", why_not(rc));
+    }
 }
 
 /* What one of `count` sessions is lost for without a look at any. */
@@ -293,16 +328,10 @@ void tv_sched_save(struct tv_sched *sched, int64_t deadline_us)
     tv_sched_name_end(&saving.naming);
     if (rc == 0) {
         rc = saving_end(&saving);
-    }
-    if (rc == 0) {
-        tv_log(
-            TV_LOG_INFO, "%u sessions are kept for the next start: %lld pages, %lld KiB, %lld ms",
-            saving.session_count, (long long)saving.page_count, (long long)(saving.file.at >> 10),
-            (long long)(tv_clock_us() - saving.start_us) / 1000);
     } else {
         tv_snapshot_file_abandon(&saving.file);
-        tv_log(TV_LOG_ERROR, "no session is kept for the next start: %s", why_not(rc));
     }
+    say_end(&saving, rc);
     free(list);
     free(saving.numbers);
     free(saving.page);

@@ -110,6 +110,7 @@ struct tv_snapshot_source {
     int (*read)(void *context, uint64_t offset, void *to, size_t bytes);
     void *context;
     uint64_t size;
+    int is_cut; /* who wrote it did not come to its end: it ends behind the last whole session */
 };
 
 /* A file whose frame has been judged. */
@@ -127,7 +128,8 @@ struct tv_snapshot_reader {
 
 /* snapshot_read.c. Judge the header and walk over all heads to the end, without a look at bodies
  * and pages. 0; -EBADMSG: it is none, another version's, or damaged; -EXDEV: of another model or
- * layout; -ENOMEM; or what read said. error says what differs. finish copes with a failure. */
+ * layout; -ENOMEM; or what read said. error says what differs. finish copes with a failure. One
+ * that is cut has as many sessions as are in it to their last byte, and be it none. */
 int tv_snapshot_open(const struct tv_snapshot_source *source,
                      const struct tv_snapshot_layout *layout, struct tv_snapshot_reader *ret_reader,
                      char *error, size_t error_bytes);
@@ -143,9 +145,10 @@ int tv_snapshot_page(const struct tv_snapshot_reader *reader, uint32_t number, v
 
 /* snapshot_file.c - the file "sessions.snapshot" of a folder, mode 0600.
  *
- * It is written as "sessions.snapshot.new" and renamed once it is whole and on the disk. Who reads
- * it renames it to "sessions.snapshot.reading" first, so that no process reads it twice; one that
- * is refused is kept as "sessions.snapshot.refused", in place of an older one.
+ * It is written as "sessions.snapshot.new" and renamed once it is whole and on the disk; where only
+ * the former is there, the process was ended before that, and it is read as far as it is whole. Who
+ * reads it renames it to "sessions.snapshot.reading" first, so that no process reads it twice; one
+ * that is refused is kept as "sessions.snapshot.refused", in place of an older one.
  */
 /* The folder, locked for this process as long as the descriptor is open. 0; -EWOULDBLOCK: another
  * process has it; -EROFS, -EACCES: it cannot be written; or a negative errno. */
@@ -154,18 +157,24 @@ int tv_snapshot_dir_open(const char *path, int *ret_dir);
 struct tv_snapshot_file {
     int dir, fd;        /* -1: none; dir is the caller's */
     uint64_t at, begun; /* bytes of it; of these, on their way to the disk: whole pieces */
+    uint64_t taken;     /* what the disk has taken, of pieces that were cut too */
 };
-/* For writing, in place of what a process left that did not come to the end of it. */
+/* For writing, in place of what was left before. */
 int tv_snapshot_file_create(int dir, struct tv_snapshot_file *ret_file);
+/* Room for so many more bytes, where the disk can tell: 0, -ENOSPC or what else it says. */
+int tv_snapshot_file_reserve(struct tv_snapshot_file *file, uint64_t bytes);
 int tv_snapshot_file_append(struct tv_snapshot_file *file, const void *data, size_t bytes);
-/* How long the disk will need for what waits for it, by what it has taken in elapsed_us; 0 at
- * first.
- */
-int64_t tv_snapshot_file_flush_us(const struct tv_snapshot_file *file, int64_t elapsed_us);
+/* How long the disk will need for what waits for it and so many bytes more, by what it has taken in
+ * elapsed_us; 0 at first. */
+int64_t tv_snapshot_file_flush_us(const struct tv_snapshot_file *file, uint64_t more,
+                                  int64_t elapsed_us);
 /* Forget what stands from there on. */
 int tv_snapshot_file_cut(struct tv_snapshot_file *file, uint64_t at);
-/* Put it in its place. On a failure there is none, and nothing of it. */
+/* Put it in its place, or leave it as one that is cut, which a failure to do the former does too.
+ */
 int tv_snapshot_file_finish(struct tv_snapshot_file *file);
+int tv_snapshot_file_leave(struct tv_snapshot_file *file);
+/* It goes. */
 void tv_snapshot_file_abandon(struct tv_snapshot_file *file);
 
 /* For reading: 0; -ENOENT: there is none; -EPERM with error: it is not this user's alone, or no

@@ -1,8 +1,8 @@
 /*
- * snapshot_file.c - where a snapshot lies: written whole or not at all, read once.
+ * snapshot_file.c - where a snapshot lies: written, and read once.
  *
- * Refuses to read what somebody else could have written, through whatever name, and to leave half a
- * file where the next start would look.
+ * Refuses to read what somebody else could have written, through whatever name, and a file of which
+ * a later process has begun another: what that one could not write is lost, not as it was before.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -41,7 +41,8 @@ int tv_snapshot_dir_open(const char *path, int *ret_dir)
 int tv_snapshot_file_create(int dir, struct tv_snapshot_file *ret_file)
 {
     *ret_file = (struct tv_snapshot_file){.dir = dir, .fd = -1};
-    if (unlinkat(dir, NAME_NEW, 0) != 0 && errno != ENOENT) {
+    if ((unlinkat(dir, NAME_NEW, 0) != 0 && errno != ENOENT) ||
+        (unlinkat(dir, NAME, 0) != 0 && errno != ENOENT)) {
         return -errno;
     }
     ret_file->fd = openat(dir, NAME_NEW, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
@@ -71,17 +72,28 @@ static int disk_push(struct tv_snapshot_file *file)
             rc = piece_sync(file, file->begun - PIECE_BYTES,
                             SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
                                 SYNC_FILE_RANGE_WAIT_AFTER);
+            file->taken += PIECE_BYTES;
         }
         file->begun += PIECE_BYTES;
     }
     return rc;
 }
 
-int64_t tv_snapshot_file_flush_us(const struct tv_snapshot_file *file, int64_t elapsed_us)
+int64_t tv_snapshot_file_flush_us(const struct tv_snapshot_file *file, uint64_t more,
+                                  int64_t elapsed_us)
 {
-    uint64_t taken = file->begun > PIECE_BYTES ? file->begun - PIECE_BYTES : 0;
-    return taken > 0 ? (int64_t)((double)elapsed_us * (double)(file->at - taken) / (double)taken)
-                     : 0;
+    uint64_t there = file->begun > PIECE_BYTES ? file->begun - PIECE_BYTES : 0;
+    double bytes = (double)(file->at - there) + (double)more;
+    return file->taken > 0 ? (int64_t)((double)elapsed_us * bytes / (double)file->taken) : 0;
+}
+
+int tv_snapshot_file_reserve(struct tv_snapshot_file *file, uint64_t bytes)
+{
+    int rc;
+    do {
+        rc = fallocate(file->fd, FALLOC_FL_KEEP_SIZE, (off_t)file->at, (off_t)bytes);
+    } while (rc != 0 && errno == EINTR);
+    return rc == 0 || errno == EOPNOTSUPP || errno == ENOSYS ? 0 : -errno;
 }
 
 int tv_snapshot_file_append(struct tv_snapshot_file *file, const void *data, size_t bytes)
@@ -123,25 +135,26 @@ void tv_snapshot_file_abandon(struct tv_snapshot_file *file)
     }
 }
 
-int tv_snapshot_file_finish(struct tv_snapshot_file *file)
+int tv_snapshot_file_leave(struct tv_snapshot_file *file)
 {
     int rc = fsync(file->fd) != 0 ? -errno : 0;
-    if (rc == 0) {
-        rc = close(file->fd) != 0 ? -errno : 0;
-        file->fd = -1;
+    if (close(file->fd) != 0 && rc == 0) {
+        rc = -errno;
     }
+    file->fd = -1;
+    return rc;
+}
+
+int tv_snapshot_file_finish(struct tv_snapshot_file *file)
+{
+    int rc = tv_snapshot_file_leave(file);
     if (rc == 0 && renameat(file->dir, NAME_NEW, file->dir, NAME) != 0) {
         rc = -errno;
     }
-    if (rc != 0) {
-        tv_snapshot_file_abandon(file);
-        (void)unlinkat(file->dir, NAME_NEW, 0); /* where it was closed before */
-        return rc;
-    }
-    /* It is there, whole. A machine that goes down before its name is on the disk takes it along,
-     * as it does where folders cannot be synced. */
+    /* It is there. A machine that goes down before its name is on the disk takes it along, as it
+     * does where folders cannot be synced. */
     (void)fsync(file->dir);
-    return 0;
+    return rc;
 }
 
 static int source_read(void *context, uint64_t offset, void *to, size_t bytes)
@@ -184,15 +197,21 @@ int tv_snapshot_file_open(int dir, struct tv_snapshot_file *ret_file,
                           struct tv_snapshot_source *ret_source, char *error, size_t error_bytes)
 {
     struct stat info;
+    int is_cut = 0;
     *ret_file = (struct tv_snapshot_file){.dir = dir, .fd = -1};
-    (void)unlinkat(dir, NAME_NEW, 0); /* a stop that did not come to its end */
     if (set_aside(dir, NAME_READING) == 0) {
         (void)snprintf(error, error_bytes,
                        "an earlier start did not come to the end of it; it is not tried again");
         return -EPERM;
     }
-    if (renameat(dir, NAME, dir, NAME_READING) != 0) {
-        int rc = -errno;
+    int rc = renameat(dir, NAME, dir, NAME_READING) != 0 ? -errno : 0;
+    if (rc == 0) {
+        (void)unlinkat(dir, NAME_NEW, 0); /* of no process that knows of the other one */
+    } else if (rc == -ENOENT) {
+        is_cut = 1; /* by a stop that did not come to its end */
+        rc = renameat(dir, NAME_NEW, dir, NAME_READING) != 0 ? -errno : 0;
+    }
+    if (rc != 0) {
         if (rc != -ENOENT) {
             (void)snprintf(error, error_bytes, "it cannot be taken out of the way: %s",
                            strerror(-rc));
@@ -214,7 +233,7 @@ int tv_snapshot_file_open(int dir, struct tv_snapshot_file *ret_file,
     }
     (void)posix_fadvise(ret_file->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* only a hint */
     *ret_source = (struct tv_snapshot_source){
-        .read = source_read, .context = ret_file, .size = (uint64_t)info.st_size};
+        .read = source_read, .context = ret_file, .size = (uint64_t)info.st_size, .is_cut = is_cut};
     return 0;
 }
 

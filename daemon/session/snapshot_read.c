@@ -166,7 +166,6 @@ static int walk(struct tv_snapshot_reader *reader, char *error, size_t error_byt
         at + TV_SNAPSHOT_HEAD_BYTES != reader->source.size) {
         return refuse(-EBADMSG, error, error_bytes, "its end does not fit what stands before");
     }
-    reader->at = TV_SNAPSHOT_HEADER_BYTES;
     return 0;
 }
 
@@ -181,13 +180,21 @@ int tv_snapshot_open(const struct tv_snapshot_source *source,
     if (ret_reader->page_bytes == 0) {
         return refuse(-EXDEV, error, error_bytes, "there are no pages here");
     }
+    ret_reader->at = TV_SNAPSHOT_HEADER_BYTES;
     int rc = read_at(source, 0, header, sizeof header);
+    if (rc == -EBADMSG && source->is_cut) {
+        return 0; /* nothing was written yet */
+    }
     if (rc != 0) {
         return refuse(rc, error, error_bytes,
                       rc == -EBADMSG ? "it is shorter than a header" : "it cannot be read");
     }
     rc = judge_header(header, layout, ret_reader, error, error_bytes);
-    return rc != 0 ? rc : walk(ret_reader, error, error_bytes);
+    if (rc == 0) {
+        rc = walk(ret_reader, error, error_bytes);
+        rc = rc == -EBADMSG && source->is_cut ? 0 : rc; /* up to there it is whole */
+    }
+    return rc;
 }
 
 void tv_snapshot_close(struct tv_snapshot_reader *reader)

@@ -1,10 +1,11 @@
 /*
- * fail_host.c - preloaded into a whole daemon: a wall clock that jumps, and threads that are not
- * made.
+ * fail_host.c - preloaded into a whole daemon: a wall clock that jumps, threads that are not made,
+ * and a disk that hangs.
  *
- * The file TV_FAIL_HOST is two int64: the seconds that are added to the wall clock, and how many
- * more threads are made before none is (below 0: all are). Whoever has the file mapped changes them
- * while the daemon runs. The clock that only goes forward is as it is.
+ * The file TV_FAIL_HOST is three int64: the seconds that are added to the wall clock, how many more
+ * threads are made before none is, and how many more writes into files come to an end (below 0: all
+ * do). Whoever has the file mapped changes them while the daemon runs. The clock that only goes
+ * forward is as it is.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
@@ -23,7 +25,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 struct control {
-    _Atomic int64_t shift_s, threads;
+    _Atomic int64_t shift_s, threads, writes;
 };
 static struct control *control;
 
@@ -84,4 +86,17 @@ EXPORT int pthread_create(pthread_t *restrict ret_thread, const pthread_attr_t *
     void *symbol = dlsym(RTLD_NEXT, "pthread_create");
     memcpy(&create, &symbol, sizeof create); /* ISO C has no conversion between the two */
     return create(ret_thread, attributes, start, argument);
+}
+
+EXPORT ssize_t write(int fd, const void *data, size_t bytes)
+{
+    struct stat info;
+    if (control != NULL && atomic_load(&control->writes) >= 0 && fd > STDERR_FILENO &&
+        fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
+        atomic_fetch_sub(&control->writes, 1) <= 0) {
+        for (;;) {
+            (void)pause(); /* as long as signals let it */
+        }
+    }
+    return syscall(SYS_write, fd, data, bytes);
 }

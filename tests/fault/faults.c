@@ -228,7 +228,16 @@ ssize_t __wrap_read(int fd, void *buffer, size_t bytes)
 
 ssize_t __wrap_write(int fd, const void *data, size_t bytes)
 {
+    if (fd > STDERR_FILENO && fault_meets(FAULT_KILL)) {
+        ssize_t written = __real_write(fd, data, bytes / 2);
+        _exit(written < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
+    }
     return fd > STDERR_FILENO && file_meets() ? -1 : __real_write(fd, data, bytes);
+}
+
+int __wrap_fallocate64(int fd, int mode, off_t offset, off_t bytes)
+{
+    return file_meets() ? -1 : __real_fallocate64(fd, mode, offset, bytes);
 }
 
 int __wrap_rename(const char *from, const char *to)

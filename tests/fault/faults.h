@@ -13,15 +13,16 @@
 struct tv_kernels;
 
 enum fault_kind {
-    FAULT_MEMORY = 1,  /* malloc, calloc, realloc, aligned_alloc, strdup, strndup: NULL */
-    FAULT_THREAD = 2,  /* pthread_create: EAGAIN */
-    FAULT_FILE = 4,    /* open, openat, fstat, pread, read, opendir, rename, write: EIO */
-    FAULT_RANDOM = 8,  /* getrandom: EIO */
-    FAULT_CLOCK = 16,  /* pthread_condattr_setclock: EINVAL; the clocks themselves cannot fail */
+    FAULT_MEMORY = 1, /* malloc, calloc, realloc, aligned_alloc, strdup, strndup: NULL */
+    FAULT_THREAD = 2, /* pthread_create: EAGAIN */
+    FAULT_FILE = 4,   /* open, openat, fstat, pread, read, opendir, rename, write, fallocate: EIO */
+    FAULT_RANDOM = 8, /* getrandom: EIO */
+    FAULT_CLOCK = 16, /* pthread_condattr_setclock: EINVAL; the clocks themselves cannot fail */
     FAULT_DEVICE = 32, /* alloc of a wrapped table: NULL; its other operations: -EIO */
     FAULT_AGAIN = 64,  /* pread: EINTR once, to be tried again */
     FAULT_SHORT = 128, /* pread: one byte less than there is */
     FAULT_END = 256,   /* pread: the file ends here */
+    FAULT_KILL = 512,  /* write: half of it, and the process ends */
 };
 
 /* The n-th call of these kinds from now on fails, once. */

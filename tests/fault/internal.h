@@ -58,6 +58,8 @@ ssize_t __real_read(int fd, void *buffer, size_t bytes);
 ssize_t __wrap_read(int fd, void *buffer, size_t bytes);
 ssize_t __real_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes);
+int __real_fallocate64(int fd, int mode, off_t offset, off_t bytes);
+int __wrap_fallocate64(int fd, int mode, off_t offset, off_t bytes);
 int __real_rename(const char *from, const char *to);
 int __wrap_rename(const char *from, const char *to);
 DIR *__real_opendir(const char *path);

@@ -1,6 +1,6 @@
 /*
  * test_snapshot_faults.c - the n-th allocation, write or read of a stop's snapshot fails, and of
- * the start that reads it, for every n.
+ * the start that reads it, for every n; or the process ends in its n-th write.
  *
  * A session is then there as it was, or it is not there at all; nothing is leaked, no page is held
  * for nothing, and the daemon serves.
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -20,8 +21,9 @@
 #include "folder.h"
 #include "test_sched_fixture.h"
 
-#define PAGES  64
-#define SECOND INT64_C(1000000)
+#define PAGES       64
+#define SECOND      INT64_C(1000000)
+#define KILL_MISSED 7
 
 struct world {
     struct fixture fixture;
@@ -194,6 +196,64 @@ static void starts_that_cannot_read_it(void **state)
     }
 }
 
+/* A process that ends in the n-th write of its snapshot, or (0) behind all of them. */
+static int leave_killed(struct world *world, struct client clients[2], int n)
+{
+    int status = 0;
+    begin(world);
+    restore(world);
+    client_open(&world->fixture, &clients[1], 20, "");
+    client_open(&world->fixture, &clients[0], 70, ""); /* used last: first in the file */
+    tv_sched_end(world->fixture.sched);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        fault_arm(FAULT_KILL, n);
+        tv_sched_save(world->fixture.sched, tv_clock_us() + 60 * SECOND);
+        _exit(KILL_MISSED);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_true(WEXITSTATUS(status) == EXIT_SUCCESS || WEXITSTATUS(status) == KILL_MISSED);
+    fixture_stop(&world->fixture);
+    return WEXITSTATUS(status) == EXIT_SUCCESS;
+}
+
+static int is_there(struct world *world, const struct client *client)
+{
+    struct tv_session *session = NULL;
+    tv_sched_lock(world->fixture.sched);
+    enum tv_code code =
+        tv_sessions_find(&world->fixture.sched->table, client->id, "", tv_clock_us(), &session);
+    tv_sched_unlock(world->fixture.sched);
+    if (code == TV_OK) {
+        client_check(&world->fixture, client);
+    }
+    return code == TV_OK;
+}
+
+/* Each session is whole or not there, in the order of the file; the first is not lost for what
+ * comes behind it. */
+static void stops_that_are_killed(void **state)
+{
+    struct world *world = *state;
+    struct client clients[2];
+    int killed = 1, before = 0;
+    for (int n = 1; killed; n++) {
+        killed = leave_killed(world, clients, n);
+        begin(world);
+        restore(world);
+        int first = is_there(world, &clients[0]), second = is_there(world, &clients[1]);
+        assert_true(first >= second);
+        assert_true(first + second >= before); /* the more was written */
+        before = first + second;
+        fixture_stop(&world->fixture);
+        assert_int_equal(files_remove(world), 0);
+        assert_true(killed || n > 10);
+    }
+    assert_int_equal(before, 2);
+}
+
 /* A read that gives less than was asked for, or is interrupted, is gone on with. */
 static void reads_in_pieces(void **state)
 {
@@ -219,6 +279,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(stops_whose_snapshot_fails, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(starts_that_cannot_read_it, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(stops_that_are_killed, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(reads_in_pieces, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

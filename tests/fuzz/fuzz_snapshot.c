@@ -2,10 +2,10 @@
  * fuzz_snapshot.c - a snapshot from anybody: the frame as it comes, or one session under checksums
  * that fit.
  *
- * First byte even: the rest is the file. Odd: it says how many pages there are, the rest is the
- * body of a session, around which a sound file is made; so what stands behind the checksums is
- * reached. A session that is taken must be one that a table could have, and be written again as it
- * was read.
+ * First byte even: the rest is the file; with bit 1, of a process that was ended while it wrote.
+ * Odd: it says how many pages there are, the rest is the body of a session, around which a sound
+ * file is made; so what stands behind the checksums is reached. A session that is taken must be one
+ * that a table could have, and be written again as it was read.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -27,6 +27,7 @@ static const struct tv_snapshot_layout layout = {
 struct file {
     const uint8_t *data;
     size_t bytes;
+    int is_cut;
 };
 
 static int file_read(void *context, uint64_t offset, void *to, size_t bytes)
@@ -172,8 +173,10 @@ static void check_again(const struct tv_snapshot_item *item, const uint8_t *body
 static void read_all(const struct file *file, const struct tv_sessions *table, const uint8_t *body,
                      size_t body_bytes)
 {
-    const struct tv_snapshot_source source = {
-        .read = file_read, .context = (void *)(uintptr_t)file, .size = file->bytes};
+    const struct tv_snapshot_source source = {.read = file_read,
+                                              .context = (void *)(uintptr_t)file,
+                                              .size = file->bytes,
+                                              .is_cut = file->is_cut};
     struct tv_snapshot_reader reader;
     struct tv_snapshot_item item;
     uint8_t page[PAGE * 4];
@@ -214,12 +217,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         return 0;
     }
     if (data[0] % 2 == 0) {
-        const struct file file = {data + 1, bytes - 1};
+        const struct file file = {data + 1, bytes - 1, (data[0] & 2) != 0};
         read_all(&file, &table, NULL, 0);
     } else {
         size_t sealed_bytes = 0;
         uint8_t *sealed = seal(data + 1, bytes - 1, data[0] / 2, &sealed_bytes);
-        const struct file file = {sealed, sealed_bytes};
+        const struct file file = {sealed, sealed_bytes, 0};
         if (sealed != NULL) {
             read_all(&file, &table, data + 1, bytes - 1);
         }

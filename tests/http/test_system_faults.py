@@ -1,6 +1,6 @@
-"""F10, F11, F36: no descriptors, no threads, and a wall clock that jumps, under a whole daemon.
+"""F10, F11, F36: no descriptors, no threads, and a wall clock that jumps, under a whole daemon; and a disk that hangs.
 
-TV_FAIL_HOST_LIBRARY is preloaded into the daemon for the last two (tests/fault/fail_host.c).
+TV_FAIL_HOST_LIBRARY is preloaded into the daemon for all but the first (tests/fault/fail_host.c).
 """
 
 import email.utils
@@ -16,9 +16,11 @@ import unittest
 
 import harness
 from harness import Caller, FixedDaemon, round_body, verify_path, wait_until
+from real import RealDaemon
 
 LIBRARY = os.environ["TV_FAIL_HOST_LIBRARY"]
 DESCRIPTORS, WATCH_S, HOUR_S, LEASE_S = 64, 1, 3600, 1
+EXIT_FAULT = 70
 
 
 def live(probe):
@@ -30,13 +32,13 @@ class Host:
     def __init__(self, folder):
         self.path = os.path.join(folder, "host")
         with open(self.path, "wb") as file:
-            file.write(struct.pack("<qq", 0, -1))
+            file.write(struct.pack("<qqq", 0, -1, -1))
         self.file = open(self.path, "r+b")
-        self.map = mmap.mmap(self.file.fileno(), 16)
+        self.map = mmap.mmap(self.file.fileno(), 24)
         self.env = {"LD_PRELOAD": LIBRARY, "TV_FAIL_HOST": self.path}
 
-    def set(self, shift_s=0, threads=-1):
-        self.map[:16] = struct.pack("<qq", shift_s, threads)
+    def set(self, shift_s=0, threads=-1, writes=-1):
+        self.map[:24] = struct.pack("<qqq", shift_s, threads, writes)
 
     def close(self):
         self.map.close()
@@ -157,6 +159,34 @@ class SystemFaultsTest(unittest.TestCase):
                 self.assertGreaterEqual(time.monotonic() - start, LEASE_S)
                 state = self.moved(caller, state)
             self.assertEqual(daemon.stop(), 0)
+
+    def test_a_disk_that_hangs_keeps_what_was_written(self):
+        """In the middle of the second session of a stop: its limit ends the process, and the first session comes back."""
+        with tempfile.TemporaryDirectory() as folder:
+            options = ("--state-dir", folder, "--page-size", "16", "--pages", "60", "--snapshot-bytes", str(1 << 30))
+            options += ("--drain-grace-s", "0", "--drain-max-s", "3")
+            daemon = RealDaemon(*options)
+            daemon.env.update(self.host.env)
+            daemon.__enter__()
+            self.addCleanup(daemon.log.close)
+            caller = Caller(daemon)
+            second, first = (caller.session(tokens=[i, *range(70)], lease_s=600) for i in (7, 8))
+            caller.close()
+            # the header; of a session, its head, its body, and each of five pages with its sum
+            self.host.set(writes=1 + 12 + 5)
+            self.assertEqual(daemon.stop(), EXIT_FAULT)
+            self.assertIn("the stop took too long", daemon.text())
+            self.assertEqual(os.listdir(folder), ["sessions.snapshot.new"])
+            with RealDaemon(*options) as daemon:
+                self.assertIn("1 sessions of the last process are restored, 0 are not", daemon.text())
+                self.assertIn("ended while it wrote its sessions", daemon.text())
+                self.assertEqual(os.listdir(folder), [])
+                caller = self.caller(daemon)
+                listed = caller.call("GET", "/v1/sessions").json["sessions"]
+                self.assertEqual([one["session"] for one in listed], [first["session"]])
+                self.assertNotEqual(second["session"], first["session"])
+                first["epoch"] = caller.call("GET", f"/v1/sessions/{first['session']}").json["epoch"]
+                self.moved(caller, first)
 
 
 if __name__ == "__main__":

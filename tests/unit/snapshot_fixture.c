@@ -30,7 +30,8 @@ static int file_read(void *context, uint64_t offset, void *to, size_t bytes)
 
 struct tv_snapshot_source source_of(struct file *file)
 {
-    return (struct tv_snapshot_source){.read = file_read, .context = file, .size = file->bytes};
+    return (struct tv_snapshot_source){
+        .read = file_read, .context = file, .size = file->bytes, .is_cut = file->is_cut};
 }
 
 void table_start(struct tv_sessions *table)

@@ -23,6 +23,7 @@ extern const struct tv_snapshot_layout layout;
 struct file {
     uint8_t data[FILE_MAX];
     size_t bytes;
+    int is_cut; /* as in struct tv_snapshot_source */
 };
 struct tv_snapshot_source source_of(struct file *file);
 

@@ -346,15 +346,21 @@ static void every_lost_session_is_named(void **state)
     assert_int_equal(naming.count, LOST);
 }
 
-/* A disk that has taken 64 MiB in two seconds needs one for 32 more. */
+/* A disk that has taken 64 MiB in two seconds needs one for 32 more, of which some may be to come,
+ * and as long when what it has taken is not in the file any more. */
 static void what_waits_for_the_disk_has_its_time(void **state)
 {
     (void)state;
     struct tv_snapshot_file file = {.at = 0, .begun = 0};
-    assert_int_equal(tv_snapshot_file_flush_us(&file, 2 * SECOND), 0);
+    assert_int_equal(tv_snapshot_file_flush_us(&file, 1u << 30, 2 * SECOND), 0);
     file.at = file.begun = 80u << 20; /* the last piece is on its way */
+    file.taken = 64u << 20;
     file.at += 16u << 20;
-    assert_int_equal(tv_snapshot_file_flush_us(&file, 2 * SECOND), SECOND);
+    assert_int_equal(tv_snapshot_file_flush_us(&file, 0, 2 * SECOND), SECOND);
+    file.at -= 8u << 20;
+    assert_int_equal(tv_snapshot_file_flush_us(&file, 8u << 20, 2 * SECOND), SECOND);
+    file.at = file.begun = 0;
+    assert_int_equal(tv_snapshot_file_flush_us(&file, 32u << 20, 2 * SECOND), SECOND);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, world_setup, world_teardown)

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "folder.h"
 #include "snapshot_world.h"
 
 static void sessions_go_on(void **state)
@@ -135,31 +136,68 @@ static void a_stop_without_time_keeps_none(void **state)
     world_end(world, 10);
 }
 
+/* Of the two, the small one alone is there again. */
+static void small_one_is_kept(struct world *world, const struct client *large, struct client *small)
+{
+    struct client lost = *large;
+    assert_true(world_is_there(world, ""));
+    assert_false(world_is_there(world, ".new"));
+    world_begin(world, 64);
+    assert_false(world_move(world, &lost));
+    assert_true(world_move(world, small));
+    world_rows_check(world, small);
+    world_rounds(world, small, 2);
+    world_end(world, 10);
+}
+
 /* The disk takes a part: what is whole stays, and the file is one that can be read. */
 static void a_full_disk_keeps_what_fits(void **state)
 {
     struct world *world = *state;
-    struct client clients[2];
     struct rlimit before, limit;
-    world_begin(world, 64);
-    client_open(&world->fixture, &clients[0], 300, "");
-    client_open(&world->fixture, &clients[1], 20, "");
-    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
-    limit = before;
-    limit.rlim_cur = 3000; /* the small one, which was used last, has about 1,000 */
     void (*old)(int) = signal(SIGXFSZ, SIG_IGN);
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    world_end(world, 10);
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    for (int small_first = 0; small_first < 2;
+         small_first++) { /* the last that is used is tried first */
+        struct client clients[2];
+        world_begin(world, 64);
+        client_open(&world->fixture, &clients[small_first], small_first ? 300 : 20, "");
+        client_open(&world->fixture, &clients[!small_first], small_first ? 20 : 300, "");
+        assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+        limit = before;
+        limit.rlim_cur = 3000; /* the small one has about 1,000 */
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        world_end(world, 10);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+        small_one_is_kept(world, &clients[1], &clients[0]);
+        tv_tiny_folder_clear(world->dir);
+    }
     (void)signal(SIGXFSZ, old);
-    assert_true(world_is_there(world, ""));
-    assert_false(world_is_there(world, ".new"));
+}
+
+static int64_t us_of_byte; /* that is still to be written */
+
+int64_t __wrap_tv_snapshot_file_flush_us(const struct tv_snapshot_file *file, uint64_t more,
+                                         int64_t elapsed_us);
+int64_t __wrap_tv_snapshot_file_flush_us(const struct tv_snapshot_file *file, uint64_t more,
+                                         int64_t elapsed_us)
+{
+    (void)file;
+    (void)elapsed_us;
+    return (int64_t)more * us_of_byte;
+}
+
+/* On a slow disk: the large one would take 15 s, the small one 5. */
+static void a_short_stop_keeps_what_fits(void **state)
+{
+    struct world *world = *state;
+    struct client large, small;
     world_begin(world, 64);
-    assert_false(world_move(world, &clients[0]));
-    assert_true(world_move(world, &clients[1]));
-    world_rows_check(world, &clients[1]);
-    world_rounds(world, &clients[1], 2);
+    client_open(&world->fixture, &small, 20, "");
+    client_open(&world->fixture, &large, 300, "");
+    us_of_byte = 4000;
     world_end(world, 10);
+    us_of_byte = 0;
+    small_one_is_kept(world, &large, &small);
 }
 
 static void byte_flip(const struct world *world, off_t at, int whence)
@@ -266,6 +304,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_stop_without_time_keeps_none, world_setup,
                                         world_teardown),
         cmocka_unit_test_setup_teardown(a_full_disk_keeps_what_fits, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(a_short_stop_keeps_what_fits, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(damage_costs_one_session, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(a_file_that_others_may_write_is_refused, world_setup,
                                         world_teardown),

@@ -136,6 +136,38 @@ static void every_cut_is_found(void **state)
     tv_sessions_finish(&table);
 }
 
+/* Of a process that was ended while it wrote: what is there to its last byte. */
+static void a_cut_file_has_what_is_whole(void **state)
+{
+    (void)state;
+    static struct file file = {.is_cut = 1};
+    struct tv_sessions table;
+    struct writing writing;
+    char error[200];
+    size_t whole[2];
+    table_start(&table);
+    writing_start(&writing, &file);
+    for (int i = 0; i < 2; i++) {
+        struct tv_snapshot_bytes body;
+        body_make(session_open(&table, 20, 1), (uint32_t)writing.pages, &body);
+        write_body(&writing, &body, 2);
+        tv_snapshot_bytes_finish(&body);
+        whole[i] = file.bytes;
+    }
+    writing_end(&writing);
+    for (size_t bytes = file.bytes + 1; bytes > 0; bytes--) {
+        file.bytes = bytes - 1;
+        assert_int_equal(sessions_of(&file, &table, error, sizeof error),
+                         (file.bytes >= whole[0]) + (file.bytes >= whole[1]));
+    }
+    file.bytes = whole[1];
+    file.data[whole[0] + 20] ^= 1; /* a head with damage is not one */
+    assert_int_equal(sessions_of(&file, &table, error, sizeof error), 1);
+    file.data[TV_SNAPSHOT_HEADER_BYTES - 1] ^= 1;
+    assert_int_equal(sessions_of(&file, &table, error, sizeof error), -1);
+    tv_sessions_finish(&table);
+}
+
 static void of_another_kind(const struct tv_snapshot_layout *other, const char *why)
 {
     static struct file file;
@@ -413,6 +445,7 @@ int main(void)
         cmocka_unit_test(what_goes_in_comes_out),
         cmocka_unit_test(every_flipped_byte_is_found),
         cmocka_unit_test(every_cut_is_found),
+        cmocka_unit_test(a_cut_file_has_what_is_whole),
         cmocka_unit_test(another_model_or_layout_is_refused),
         cmocka_unit_test(another_maker_is_told),
         cmocka_unit_test(what_no_session_can_be_is_refused),
