@@ -19,6 +19,11 @@ static int dtype_kv(enum tv_dtype dtype)
     return dtype == TV_F32 || dtype == TV_BF16;
 }
 
+static int products_known(enum tv_products products)
+{
+    return products == TV_PRODUCTS_EXACT || products == TV_PRODUCTS_BF16;
+}
+
 static int page_size_known(int32_t page_size)
 {
     return page_size == 16 || page_size == 32 || page_size == 64 || page_size == 128;
@@ -27,7 +32,7 @@ static int page_size_known(int32_t page_size)
 int tv_args_linear(const struct tv_linear *args)
 {
     if (args->rows < 0 || args->n < 1 || args->k < 1 || args->groups < 1 ||
-        !dtype_known(args->w_dtype) || !args->w) {
+        !dtype_known(args->w_dtype) || !args->w || !products_known(args->products)) {
         return -EINVAL;
     }
     if (args->rows > 0 && (!args->x || !args->y)) {
@@ -91,7 +96,8 @@ int tv_args_router(const struct tv_router *args)
 int tv_args_experts(const struct tv_experts *args)
 {
     if (args->rows < 0 || args->hidden < 1 || args->inter < 1 || args->experts < 1 ||
-        args->top_k < 1 || args->top_k > args->experts || !dtype_known(args->w_dtype)) {
+        args->top_k < 1 || args->top_k > args->experts || !dtype_known(args->w_dtype) ||
+        !products_known(args->products)) {
         return -EINVAL;
     }
     int64_t count = (int64_t)args->rows * args->top_k;
@@ -173,7 +179,8 @@ int tv_args_prefill_attn(const struct tv_prefill_attn *args)
         return -EINVAL;
     }
     if (!dtype_known(args->w_dtype) || !dtype_kv(args->kv_dtype) ||
-        !page_size_known(args->page_size) || args->rows > INT_MAX - args->start) {
+        !products_known(args->products) || !page_size_known(args->page_size) ||
+        args->rows > INT_MAX - args->start) {
         return -EINVAL;
     }
     int32_t tokens = args->start + args->rows;

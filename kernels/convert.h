@@ -1,5 +1,5 @@
 /*
- * convert.h - reading elements of any table dtype as f32, for host code.
+ * convert.h - reading elements of any table dtype as f32, and as products see them, for host code.
  *
  * Owns the f16 conversion that types.h leaves out. Every widening is exact.
  */
@@ -37,6 +37,13 @@ static inline float tv_load_f32(const void *data, enum tv_dtype dtype, int64_t i
     }
     uint16_t bits = ((const uint16_t *)data)[index];
     return dtype == TV_BF16 ? tv_bf16_to_f32(bits) : tv_f16_to_f32(bits);
+}
+
+/* An element of x where it meets a weight. */
+static inline float tv_product_x(float x, enum tv_products products, enum tv_dtype w_dtype)
+{
+    return products == TV_PRODUCTS_BF16 && w_dtype == TV_BF16 ? tv_bf16_to_f32(tv_f32_to_bf16(x))
+                                                              : x;
 }
 
 /* Address of element `index` of `data`. */

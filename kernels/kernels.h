@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Bumped when a struct below or the table changes; a loader refuses another number. */
-#define TV_KERNELS_ABI 8
+#define TV_KERNELS_ABI 9
 
 /*
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
@@ -93,6 +93,7 @@ struct tv_linear {
     float *y; /* device; element (g, r, i) at y + g*y_group_stride + r*y_row_stride + i */
     int64_t y_row_stride, y_group_stride;
     int32_t accumulate; /* 0: y = product; 1: y += product (residual) */
+    enum tv_products products;
 };
 
 /* Rotary tables: cos and sin [positions, rope_dim / 2], already multiplied by YaRN's factor. */
@@ -165,6 +166,9 @@ struct tv_prefill_attn {
      * read out. Only where host_memory is set. */
     int32_t key_first, key_count;
     float *running;
+    /* bf16: latents are rounded where they meet k_up and v_up; queries, keys, probabilities and
+     * values may be rounded to 11 bits where they meet each other. */
+    enum tv_products products;
 };
 
 enum tv_router_scoring {
@@ -206,6 +210,7 @@ struct tv_experts {
     float *y; /* device [rows, hidden] */
     void *workspace;
     size_t workspace_bytes;
+    enum tv_products products; /* of x, and of the activation with down */
 };
 
 /*
@@ -222,6 +227,7 @@ struct tv_query {
     struct tv_latent_write latent;
     void *out; /* device [rows, heads, latent + rope] */
     enum tv_dtype out_dtype;
+    enum tv_products products; /* of linear */
 };
 
 /*
@@ -232,7 +238,7 @@ struct tv_query {
 struct tv_moe {
     struct tv_linear logits;
     struct tv_router router;
-    struct tv_experts experts;           /* its workspace serves the whole */
+    struct tv_experts experts; /* its workspace, and its products, serve the whole but logits */
     const void *shared_gate, *shared_up; /* device [shared_inter, hidden] */
     const void *shared_down;             /* device [hidden, shared_inter] */
     int32_t shared_inter;                /* 0: there are none */

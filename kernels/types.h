@@ -20,6 +20,16 @@ enum tv_dtype {
     TV_F16 = 2,
 };
 
+/*
+ * How activations meet bf16 weights. bf16: an element of x is rounded once, to nearest even, to
+ * bf16 when it is read for a product; sums, and all that is not a product, stay as they are. Other
+ * weights: no difference. The cpu backend has exact products alone (-ENOTSUP).
+ */
+enum tv_products {
+    TV_PRODUCTS_EXACT = 0,
+    TV_PRODUCTS_BF16 = 1,
+};
+
 /* Latent (kv_lora_rank) and rope dims of every published MLA checkpoint: compile-time constants of
  * the fast kernels, run-time values of the oracle. A KV row is latent followed by rotated key. */
 #define TV_MLA_LATENT 512

@@ -166,6 +166,9 @@ int tv_cpu_experts(struct tv_kernels *k, const struct tv_experts *args)
     if (rc != 0 || args->rows == 0) {
         return rc;
     }
+    if (args->products != TV_PRODUCTS_EXACT) {
+        return -ENOTSUP;
+    }
     if (args->workspace_bytes < tv_cpu_experts_workspace(k, args)) {
         return -ENOSPC;
     }

@@ -6,6 +6,8 @@
  */
 #include "cpu.h"
 
+#include <errno.h>
+
 #include "../args.h"
 #include "../convert.h"
 #include "product.h"
@@ -46,6 +48,9 @@ int tv_cpu_linear(struct tv_kernels *k, const struct tv_linear *args)
     int rc = tv_args_linear(args);
     if (rc != 0 || args->rows == 0) {
         return rc;
+    }
+    if (args->products != TV_PRODUCTS_EXACT) {
+        return -ENOTSUP;
     }
     struct job job = {.args = args, .cpu = tv_cpu_of(k)};
     int32_t threads = tv_cpu_pool_threads(tv_cpu_of(k)->pool);

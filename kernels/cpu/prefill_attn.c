@@ -214,6 +214,9 @@ int tv_cpu_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *args
     if (rc != 0 || args->rows == 0) {
         return rc;
     }
+    if (args->products != TV_PRODUCTS_EXACT) {
+        return -ENOTSUP;
+    }
     if (args->workspace_bytes < tv_cpu_prefill_attn_workspace(k, args)) {
         return -ENOSPC;
     }

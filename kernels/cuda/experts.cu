@@ -57,12 +57,12 @@ int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args)
     rc = launch(experts_sort, dim3(1), EXPERTS_SORT, shared, tv_cuda_stream(k), args->ids, pairs,
                 args->experts, block_rows, plan);
     if (rc == 0) {
-        rc = linear_launch(k, gate, args->w_dtype, block_rows, (uint32_t)gate.tiles_bound, 1,
-                           gate.n, gate.k);
+        rc = linear_launch(k, gate, args->products, args->w_dtype, block_rows,
+                           (uint32_t)gate.tiles_bound, 1, gate.n, gate.k);
     }
     if (rc == 0) {
-        rc = linear_launch(k, down, args->w_dtype, block_rows, (uint32_t)gate.tiles_bound, 1,
-                           down.n, down.k);
+        rc = linear_launch(k, down, args->products, args->w_dtype, block_rows,
+                           (uint32_t)gate.tiles_bound, 1, down.n, down.k);
     }
     return rc < 0 ? rc : experts_join_launch(k, args, plan, false);
 }

@@ -80,8 +80,8 @@ int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
     int32_t block_rows = linear_block_rows(mma, false, args->groups, args->rows, args->n);
     p.tiles = (int32_t)linear_blocks(args->rows, block_rows);
     p.groups = args->groups;
-    return linear_launch(k, p, args->w_dtype, block_rows, (uint32_t)p.tiles, args->groups, p.n,
-                         p.k);
+    return linear_launch(k, p, args->products, args->w_dtype, block_rows, (uint32_t)p.tiles,
+                         args->groups, p.n, p.k);
 }
 
 /* Two matrices of the same k and the same rows; group: which of the two. */
@@ -169,8 +169,8 @@ int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
         return -EINVAL;
     }
     if (first->rows < 1 || first->rows > PAIR_ROWS_MAX || first->w_dtype != second->w_dtype ||
-        !linear_uses_mma(first->w_dtype, first->k) || (uintptr_t)first->w % 16 != 0 ||
-        (uintptr_t)second->w % 16 != 0) {
+        first->products != second->products || !linear_uses_mma(first->w_dtype, first->k) ||
+        (uintptr_t)first->w % 16 != 0 || (uintptr_t)second->w % 16 != 0) {
         rc = tv_cuda_linear(k, first); /* nothing to gain */
         return rc < 0 ? rc : tv_cuda_linear(k, second);
     }
@@ -193,5 +193,5 @@ int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
     p.vector = (uintptr_t)first->x % 16 == 0 && first->x_row_stride % 4 == 0;
     int32_t block_rows = p.rows <= 8 ? 8 : 16;
     p.tiles = (int32_t)linear_blocks(p.rows, block_rows);
-    return linear_stream_rows(k, p, block_rows, p.k);
+    return linear_stream_rows(k, p, first->products, block_rows, p.k);
 }

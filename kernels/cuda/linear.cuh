@@ -7,17 +7,19 @@
  * however they are tiled.
  *
  * bf16 weights meet f32 rows without a rounding of the rows: a float is cut into three bf16 pieces
- * that add up to it exactly, and each piece is multiplied. Other weights, and rows of w that are
- * not a whole number of 16-byte words, take linear_any: f32 products.
+ * that add up to it exactly, and each piece is multiplied; TV_PRODUCTS_BF16 rounds it to one where
+ * it is read. Other weights, and rows of w that are not a whole number of 16-byte words, take
+ * linear_any: f32 products.
  *
  * What is multiplied, and where results go, is told by a problem type P:
- *   X (float or bf16); paired (two matrices share x: gate and up); vector (rows of x may be read 16
- *   bytes at a time); struct tile { w[], n, k, rows, ... }; open (tile `at` of the rows of a group;
- *   false: there is none); x_row; store or store_pair; streamed (few rows take linear_slab or
- *   linear_stream: also early, which names a block's items (a tile of rows and some columns), and
- *   place, which finds one). items_ready: early, and then open, read what was there when the launch
- *   began, as launch.cuh says; rows_ready: so do x_row and the reads of rows. has_late: late names
- *   further items, when the launch before has ended; the rows of the early ones are ready.
+ *   X (float, bf16, or linear_rounded: f32 in memory, rounded to bf16); paired (two matrices share
+ * x: gate and up); vector (rows of x may be read 16 bytes at a time); struct tile { w[], n, k,
+ * rows, ... }; open (tile `at` of the rows of a group; false: there is none); x_row; store or
+ * store_pair; streamed (few rows take linear_slab or linear_stream: also early, which names a
+ * block's items (a tile of rows and some columns), and place, which finds one). items_ready: early,
+ * and then open, read what was there when the launch began, as launch.cuh says; rows_ready: so do
+ * x_row and the reads of rows. has_late: late names further items, when the launch before has
+ * ended; the rows of the early ones are ready.
  */
 #ifndef TV_KERNELS_CUDA_LINEAR_CUH
 #define TV_KERNELS_CUDA_LINEAR_CUH
@@ -27,6 +29,16 @@
 #define LINEAR_CHUNK       128 /* k of one partial sum */
 #define LINEAR_ANY         8   /* rows of a block of linear_any */
 #define LINEAR_ANY_THREADS 256
+
+/* An element of a row of x that is rounded to bf16 where it is read. */
+struct linear_rounded {
+    float value;
+};
+
+TV_DEVICE float widen(struct linear_rounded x)
+{
+    return __bfloat162float(__float2bfloat16_rn(x.value));
+}
 
 /* Eight consecutive elements of a row of x as bf16 pairs; hi + mid + lo is the element. */
 struct linear_pieces {
@@ -50,6 +62,10 @@ struct linear_floats {
     float v[8];
 };
 
+struct linear_rounds {
+    struct linear_floats all;
+};
+
 struct linear_halves {
     uint4 v;
 };
@@ -65,6 +81,11 @@ TV_DEVICE void linear_read(const float *x, bool vector, struct linear_floats *re
     for (int i = 0; i < 8; i++) {
         ret->v[i] = x[i];
     }
+}
+
+TV_DEVICE void linear_read(const struct linear_rounded *x, bool vector, struct linear_rounds *ret)
+{
+    linear_read(&x->value, vector, &ret->all);
 }
 
 TV_DEVICE void linear_read(const __nv_bfloat16 *x, bool vector, struct linear_halves *ret)
@@ -93,6 +114,15 @@ TV_DEVICE void linear_cut(const struct linear_floats &x, struct linear_pieces *r
     }
 }
 
+TV_DEVICE void linear_cut(const struct linear_rounds &x, struct linear_pieces *ret)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(x.all.v[2 * i], x.all.v[2 * i + 1]);
+        ret->hi[i] = *reinterpret_cast<uint32_t *>(&pair);
+    }
+}
+
 TV_DEVICE void linear_cut(const struct linear_halves &x, struct linear_pieces *ret)
 {
     *(uint4 *)ret->hi = x.v;
@@ -108,16 +138,37 @@ TV_DEVICE uint4 linear_load_w(const __nv_bfloat16 *w)
     return r;
 }
 
-/* How a type of x is read, and whether one piece is the whole element. */
+/* How a type of x is read, and whether one piece is all that is multiplied. */
 template <typename X> struct linear_x;
 template <> struct linear_x<float> {
     typedef linear_floats raw;
     static constexpr bool exact = false;
 };
+template <> struct linear_x<linear_rounded> {
+    typedef linear_rounds raw;
+    static constexpr bool exact = true;
+};
 template <> struct linear_x<__nv_bfloat16> {
     typedef linear_halves raw;
     static constexpr bool exact = true;
 };
+
+/* A problem of f32 rows whose elements are rounded where they are read. */
+template <typename P> struct linear_round : P {
+    typedef linear_rounded X;
+
+    __device__ __forceinline__ const linear_rounded *x_row(const typename P::tile &t,
+                                                           int32_t row) const
+    {
+        return (const linear_rounded *)P::x_row(t, row);
+    }
+};
+
+/* Whether these products take linear_round. */
+static inline bool linear_rounds_x(enum tv_products products, enum tv_dtype w_dtype)
+{
+    return products == TV_PRODUCTS_BF16 && w_dtype == TV_BF16;
+}
 
 /* Where element e of a block's [B][4][32] sums belongs: column and row inside the block. */
 TV_DEVICE int32_t linear_column(int32_t e)

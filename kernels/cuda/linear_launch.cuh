@@ -7,6 +7,8 @@
 #ifndef TV_KERNELS_CUDA_LINEAR_LAUNCH_CUH
 #define TV_KERNELS_CUDA_LINEAR_LAUNCH_CUH
 
+#include <type_traits>
+
 #include "launch.cuh"
 #include "linear_slab.cuh"
 #include "linear_stream.cuh"
@@ -65,19 +67,35 @@ template <typename P, int B> static int linear_prepare_few(void)
     return rc;
 }
 
+/* Whether the kernels of linear_round<P> exist beside those of P. */
+template <typename P> static constexpr bool linear_has_rounds(void)
+{
+    return std::is_same<typename P::X, float>::value;
+}
+
 /* Once per device, problem type and source file (each has kernels of its own), before the first
  * launch: of linear_stream_rows, and of all. -ENOTSUP: not enough shared memory. */
 template <typename P> static int linear_prepare_rows(void)
 {
     int rc = linear_prepare_few<P, 1>();
     rc = rc < 0 ? rc : linear_prepare_few<P, 2>();
-    return rc < 0 ? rc : linear_prepare_few<P, 4>();
+    rc = rc < 0 ? rc : linear_prepare_few<P, 4>();
+    if constexpr (linear_has_rounds<P>()) {
+        rc = rc < 0 ? rc : linear_prepare_rows<struct linear_round<P>>();
+    }
+    return rc;
 }
 
 template <typename P> static int linear_prepare(void)
 {
     int rc = linear_prepare_kernel<WIDE_STAGES * sizeof(struct wide_stage<typename P::X>)>(
         (const void *)linear_wide<P>);
+    if constexpr (linear_has_rounds<P>()) {
+        rc = rc < 0
+                 ? rc
+                 : linear_prepare_kernel<WIDE_STAGES * sizeof(struct wide_stage<linear_rounded>)>(
+                       (const void *)linear_wide<struct linear_round<P>>);
+    }
     if constexpr (P::streamed) {
         rc = rc < 0 ? rc : linear_prepare_rows<P>();
     }
@@ -109,13 +127,9 @@ template <typename P, int B> static int linear_slab_launch(const struct tv_kerne
                   SLAB_THREADS, sizeof(struct slab_shared<typename P::X, B>), tv_cuda_stream(k), p);
 }
 
-/*
- * Tiles of 8, 16 or 32 rows; depth: the largest k. Where 64 columns at a time leave part of the
- * device idle, few rows take 16 columns, whose k the warps of a block share.
- */
 template <typename P>
-static int linear_stream_rows(const struct tv_kernels *k, const P &p, int32_t block_rows,
-                              int32_t depth)
+static int linear_stream_tiles(const struct tv_kernels *k, const P &p, int32_t block_rows,
+                               int32_t depth)
 {
     if constexpr (!P::paired) {
         const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
@@ -134,18 +148,28 @@ static int linear_stream_rows(const struct tv_kernels *k, const P &p, int32_t bl
 }
 
 /*
- * Launch over `tiles` tiles of block_rows rows (blockIdx.x), n columns (y) and `groups` (z), with
- * products of length k. -EINVAL when the grid is larger than a grid can be.
+ * Tiles of 8, 16 or 32 rows; depth: the largest k. Where 64 columns at a time leave part of the
+ * device idle, few rows take 16 columns, whose k the warps of a block share.
  */
 template <typename P>
-static int linear_launch(const struct tv_kernels *kernels, const P &p, enum tv_dtype w_dtype,
-                         int32_t block_rows, uint32_t tiles, int32_t groups, int32_t n, int32_t k)
+static int linear_stream_rows(const struct tv_kernels *k, const P &p, enum tv_products products,
+                              int32_t block_rows, int32_t depth)
+{
+    return linear_rounds_x(products, TV_BF16)
+               ? linear_stream_tiles(k, linear_round<P>{p}, block_rows, depth)
+               : linear_stream_tiles(k, p, block_rows, depth);
+}
+
+template <typename P>
+static int linear_launch_as(const struct tv_kernels *kernels, const P &p, enum tv_dtype w_dtype,
+                            int32_t block_rows, uint32_t tiles, int32_t groups, int32_t n,
+                            int32_t k)
 {
     cudaStream_t stream = tv_cuda_stream(kernels);
     bool mma = linear_uses_mma(w_dtype, k);
     if constexpr (P::streamed) {
         if (mma && block_rows < WIDE_ROWS) {
-            return linear_stream_rows(kernels, p, block_rows, k);
+            return linear_stream_tiles(kernels, p, block_rows, k);
         }
     }
     int32_t columns = mma ? WIDE_COLUMNS / (P::paired ? 2 : 1) : 1;
@@ -160,12 +184,33 @@ static int linear_launch(const struct tv_kernels *kernels, const P &p, enum tv_d
         size_t bytes = WIDE_STAGES * sizeof(struct wide_stage<typename P::X>);
         return launch(linear_wide<P>, grid, WIDE_THREADS, bytes, stream, p);
     }
-    if (w_dtype == TV_F32) {
-        return launch(linear_any<P, float>, grid, LINEAR_ANY_THREADS, 0, stream, p);
+    if constexpr (!std::is_same<typename P::X, linear_rounded>::value) {
+        if (w_dtype == TV_F32) {
+            return launch(linear_any<P, float>, grid, LINEAR_ANY_THREADS, 0, stream, p);
+        }
+        if (w_dtype == TV_F16) {
+            return launch(linear_any<P, __half>, grid, LINEAR_ANY_THREADS, 0, stream, p);
+        }
     }
-    return w_dtype == TV_BF16
-               ? launch(linear_any<P, __nv_bfloat16>, grid, LINEAR_ANY_THREADS, 0, stream, p)
-               : launch(linear_any<P, __half>, grid, LINEAR_ANY_THREADS, 0, stream, p);
+    return launch(linear_any<P, __nv_bfloat16>, grid, LINEAR_ANY_THREADS, 0, stream, p);
+}
+
+/*
+ * Launch over `tiles` tiles of block_rows rows (blockIdx.x), n columns (y) and `groups` (z), with
+ * products of length k. -EINVAL when the grid is larger than a grid can be.
+ */
+template <typename P>
+static int linear_launch(const struct tv_kernels *kernels, const P &p, enum tv_products products,
+                         enum tv_dtype w_dtype, int32_t block_rows, uint32_t tiles, int32_t groups,
+                         int32_t n, int32_t k)
+{
+    if constexpr (linear_has_rounds<P>()) {
+        if (linear_rounds_x(products, w_dtype)) {
+            return linear_launch_as(kernels, linear_round<P>{p}, w_dtype, block_rows, tiles, groups,
+                                    n, k);
+        }
+    }
+    return linear_launch_as(kernels, p, w_dtype, block_rows, tiles, groups, n, k);
 }
 
 #endif

@@ -133,10 +133,10 @@ int tv_cuda_moe(struct tv_kernels *k, const struct tv_moe *args)
         rc = route(k, args, block_rows, plan);
     }
     if (rc == 0) {
-        rc = linear_stream_rows(k, gate, block_rows, gate.k);
+        rc = linear_stream_rows(k, gate, experts->products, block_rows, gate.k);
     }
     if (rc == 0) {
-        rc = linear_stream_rows(k, down, block_rows,
+        rc = linear_stream_rows(k, down, experts->products, block_rows,
                                 down.k > down.shared_k ? down.k : down.shared_k);
     }
     return rc < 0 ? rc : experts_join_launch(k, experts, plan, args->shared_inter > 0);

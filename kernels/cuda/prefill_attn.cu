@@ -28,7 +28,7 @@ template <typename KV, bool TILES> struct expand_problem {
     const float *scales; /* tiles alone */
     int64_t w_group_bytes;
     int32_t row_dim, page_size, first, rows, n, k;
-    int32_t width, low; /* of a tile's row in halves; bytes from a high half to its low one */
+    int32_t width, low; /* of a tile's row in halves; bytes from a high half to its low one, or 0 */
     bool vector;
 
     struct tile {
@@ -138,7 +138,7 @@ static int expand(const struct tv_kernels *k, const struct tv_prefill_attn *a,
           : s->scales == NULL ? (char *)s->values
                               : (char *)s->expanded + TILE_V;
     p.width = keys ? TILE_KEY : TILE_VALUE;
-    p.low = keys ? TILE_K_LOW : TILE_V_LOW;
+    p.low = !prefill_has_low(*a) ? 0 : keys ? TILE_K_LOW : TILE_V_LOW;
     p.w_group_bytes = (int64_t)p.n * a->latent_dim * (int64_t)element;
     p.row_dim = a->latent_dim + a->rope_dim;
     p.page_size = a->page_size;
@@ -152,7 +152,7 @@ static int expand(const struct tv_kernels *k, const struct tv_prefill_attn *a,
     }
     int32_t block_rows = mma ? WIDE_ROWS : LINEAR_ANY;
     uint32_t tiles = linear_blocks(p.rows, block_rows);
-    return linear_launch(k, p, a->w_dtype, block_rows, tiles, a->heads, p.n, p.k);
+    return linear_launch(k, p, a->products, a->w_dtype, block_rows, tiles, a->heads, p.n, p.k);
 }
 
 static int expand_either(const struct tv_kernels *k, const struct tv_prefill_attn *a,
@@ -184,12 +184,18 @@ static int expand_segment(const struct tv_kernels *k, const struct tv_prefill_at
     return rc < 0 ? rc : expand_either(k, a, s, false);
 }
 
-template <int WARPS, bool ROPE_PAIRS> static int mma_prepare(void)
+template <int WARPS, enum mma_low LOW> static int mma_prepare(void)
 {
-    static_assert(MMA_SHARED(WARPS) <= TV_CUDA_SHARED_MAX, "fits every promised device");
-    return tv_cuda_errno(cudaFuncSetAttribute((const void *)prefill_attn_mma<WARPS, ROPE_PAIRS>,
-                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              MMA_SHARED(WARPS)));
+    constexpr int BYTES = mma_shape<LOW>::shared(WARPS);
+    static_assert(BYTES <= TV_CUDA_SHARED_MAX, "fits every promised device");
+    return tv_cuda_errno(cudaFuncSetAttribute((const void *)prefill_attn_mma<WARPS, LOW>,
+                                              cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+}
+
+template <enum mma_low LOW> static int mma_prepare_both(void)
+{
+    int rc = mma_prepare<4, LOW>();
+    return rc < 0 ? rc : mma_prepare<8, LOW>();
 }
 
 int tv_cuda_prefill_attn_prepare(void)
@@ -198,10 +204,17 @@ int tv_cuda_prefill_attn_prepare(void)
     rc = rc < 0 ? rc : linear_prepare<struct expand_problem<__nv_bfloat16, false>>();
     rc = rc < 0 ? rc : linear_prepare<struct expand_problem<float, true>>();
     rc = rc < 0 ? rc : linear_prepare<struct expand_problem<__nv_bfloat16, true>>();
-    rc = rc < 0 ? rc : mma_prepare<8, false>();
-    rc = rc < 0 ? rc : mma_prepare<8, true>();
-    rc = rc < 0 ? rc : mma_prepare<4, false>();
-    return rc < 0 ? rc : mma_prepare<4, true>();
+    rc = rc < 0 ? rc : mma_prepare_both<MMA_LOW_NONE>();
+    rc = rc < 0 ? rc : mma_prepare_both<MMA_LOW_EXPANDED>();
+    return rc < 0 ? rc : mma_prepare_both<MMA_LOW_ALL>();
+}
+
+template <int WARPS, enum mma_low LOW>
+static void attend_launch(const struct tv_prefill_attn *a, const struct prefill_segment *s,
+                          dim3 grid, cudaStream_t stream)
+{
+    prefill_attn_mma<WARPS, LOW>
+        <<<grid, WARPS * 32, mma_shape<LOW>::shared(WARPS), stream>>>(*a, *s);
 }
 
 template <int WARPS>
@@ -211,10 +224,12 @@ static void attend_tiles(const struct tv_prefill_attn *a, const struct prefill_s
     struct prefill_segment s = *segment;
     dim3 grid(linear_blocks(a->rows, WARPS * 16), (uint32_t)a->heads);
     s.last_row = (int32_t)(grid.x - 1) * (WARPS * 16);
-    if (a->kv_dtype == TV_F32) {
-        prefill_attn_mma<WARPS, true><<<grid, WARPS * 32, MMA_SHARED(WARPS), stream>>>(*a, s);
+    if (!prefill_has_low(*a)) {
+        attend_launch<WARPS, MMA_LOW_NONE>(a, &s, grid, stream);
+    } else if (a->kv_dtype == TV_F32) {
+        attend_launch<WARPS, MMA_LOW_ALL>(a, &s, grid, stream);
     } else {
-        prefill_attn_mma<WARPS, false><<<grid, WARPS * 32, MMA_SHARED(WARPS), stream>>>(*a, s);
+        attend_launch<WARPS, MMA_LOW_EXPANDED>(a, &s, grid, stream);
     }
 }
 

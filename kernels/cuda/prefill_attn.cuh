@@ -6,7 +6,8 @@
  * kept as such pairs, scaled by a power of two of the token's own, so that neither half leaves the
  * range of its type whatever a cache row holds. A tile is the image that a block copies into shared
  * memory in one piece: 32 tokens of one head, rows of 16-byte words in the order that keeps matrix
- * loads free of bank conflicts. Owns no kernel.
+ * loads free of bank conflicts. With TV_PRODUCTS_BF16 the low halves are neither written nor read.
+ * Owns no kernel.
  */
 #ifndef TV_KERNELS_CUDA_PREFILL_ATTN_CUH
 #define TV_KERNELS_CUDA_PREFILL_ATTN_CUH
@@ -49,11 +50,14 @@ TV_DEVICE int32_t tile_offset(int32_t width, int32_t t, int32_t d)
     return t * width * 2 + ((word & ~7) | ((word ^ t) & 7)) * 16 + (d & 7) * 2;
 }
 
+/* low: bytes to the low half; 0: there is none. */
 TV_DEVICE void tile_store(char *high, int32_t low, float value)
 {
     __half top = __float2half_rn(value);
     *(__half *)high = top;
-    *(__half *)(high + low) = __float2half_rn(value - __half2float(top));
+    if (low > 0) {
+        *(__half *)(high + low) = __float2half_rn(value - __half2float(top));
+    }
 }
 
 /* 2 to the power n, -126 <= n <= 127. */
@@ -68,6 +72,12 @@ TV_DEVICE float warp_most(float x)
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
     }
     return x;
+}
+
+/* Whether tiles have low halves. */
+static __host__ __device__ __forceinline__ bool prefill_has_low(const struct tv_prefill_attn &a)
+{
+    return a.products != TV_PRODUCTS_BF16;
 }
 
 /* Whether the tensor-core form takes these dimensions. */

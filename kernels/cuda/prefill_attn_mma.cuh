@@ -3,7 +3,8 @@
  *
  * A warp owns 16 rows of one head: their queries stay in registers as pairs of halves, results as
  * f32 sums. A block's warps share tiles of 32 tokens, which arrive by bulk copies, two in flight.
- * Every product of two pairs takes three of halves (the fourth is below f32's own rounding). What
+ * Every product of two pairs takes three of halves (the fourth is below f32's own rounding); with
+ * TV_PRODUCTS_BF16 the upper halves stand for all, and it takes one. What
  * a tile adds to a result is summed from zero and then joins it in f32, since the tensor cores cut
  * off instead of rounding.
  *
@@ -17,18 +18,37 @@
 
 #include "prefill_attn.cuh"
 
-#define MMA_STAGES        2
-#define MMA_K_STEPS       (TILE_KEY / 16)
-#define MMA_NOPE_STEPS    (TILE_NOPE_MAX / 16)
-#define MMA_V_BYTES       (2 * TILE_V_LOW)
-#define MMA_STAGE         (TILE_BYTES + SCALE_BYTES) /* keys, values, scales */
-#define MMA_KEPT          8 /* steps whose queries' low halves fit into registers beside all else */
-#define MMA_OTHERS        ((MMA_K_STEPS - MMA_KEPT) * 512) /* bytes of a warp's others */
-#define MMA_QUERIES       (MMA_OTHERS + 16 * 8)            /* and 8 for each of its rows */
-#define MMA_ROOM          ((MMA_K_STEPS + MMA_KEPT) * 512) /* and of those that are kept */
-#define MMA_BARRIERS      (MMA_STAGES * MMA_STAGE)
-#define MMA_SHARED(warps) (MMA_BARRIERS + 128 + (warps)*MMA_QUERIES)
-#define LOG2_E            1.4426950408889634f
+#define MMA_K_STEPS    (TILE_KEY / 16)
+#define MMA_NOPE_STEPS (TILE_NOPE_MAX / 16)
+#define LOG2_E         1.4426950408889634f
+
+/* What has a low half: nothing; all but rotated keys, which were bf16 and need none; all. */
+enum mma_low {
+    MMA_LOW_NONE,
+    MMA_LOW_EXPANDED,
+    MMA_LOW_ALL,
+};
+
+/* A block's shared memory: a ring of keys, values and scales; barriers; the rest of queries. */
+template <enum mma_low LOW> struct mma_shape {
+    static constexpr bool LOWS = LOW != MMA_LOW_NONE;
+    static constexpr int KEYS = LOWS ? TILE_V : TILE_K_LOW; /* bytes of a tile's */
+    static constexpr int VALUES = LOWS ? 2 * TILE_V_LOW : TILE_V_LOW;
+    static constexpr int SCALES = KEYS + VALUES; /* where they begin */
+    static constexpr int STAGE = SCALES + SCALE_BYTES;
+    static constexpr int STAGES = LOWS ? 2 : 3;
+    static constexpr int BARRIERS = STAGES * STAGE;
+    /* steps whose queries' low halves fit into registers beside all else */
+    static constexpr int KEPT = LOWS ? 8 : 0;
+    static constexpr int OTHERS = LOWS ? (MMA_K_STEPS - KEPT) * 512 : 0; /* a warp's others */
+    static constexpr int QUERIES = OTHERS + 16 * 8;         /* and 8 for each of its rows */
+    static constexpr int ROOM = (MMA_K_STEPS + KEPT) * 512; /* and of those that are kept */
+
+    static constexpr int shared(int warps)
+    {
+        return BARRIERS + 128 + warps * QUERIES;
+    }
+};
 
 /* A block's shared memory by address. */
 struct mma_ring {
@@ -41,19 +61,21 @@ struct mma_ring {
 #define KEYS_FREE   2
 #define VALUES_FREE 3
 
+template <enum mma_low LOW>
 TV_DEVICE uint32_t ring_barrier(const struct mma_ring &r, int32_t which, int32_t tile)
 {
-    return r.barriers + (uint32_t)(which * MMA_STAGES + tile % MMA_STAGES) * 8;
+    constexpr int STAGES = mma_shape<LOW>::STAGES;
+    return r.barriers + (uint32_t)(which * STAGES + tile % STAGES) * 8;
 }
 
-TV_DEVICE uint32_t ring_stage(const struct mma_ring &r, int32_t tile)
+template <enum mma_low LOW> TV_DEVICE uint32_t ring_stage(const struct mma_ring &r, int32_t tile)
 {
-    return r.stages + (uint32_t)(tile % MMA_STAGES) * MMA_STAGE;
+    return r.stages + (uint32_t)(tile % mma_shape<LOW>::STAGES) * mma_shape<LOW>::STAGE;
 }
 
-TV_DEVICE uint32_t ring_parity(int32_t tile)
+template <enum mma_low LOW> TV_DEVICE uint32_t ring_parity(int32_t tile)
 {
-    return (uint32_t)(tile / MMA_STAGES) & 1;
+    return (uint32_t)(tile / mma_shape<LOW>::STAGES) & 1;
 }
 
 /* Tile `at` of the block's head. */
@@ -64,27 +86,34 @@ TV_DEVICE const char *tile_of(const struct prefill_segment &s, int32_t at)
 }
 
 /* Ask for a tile's keys and scales, once the tile two before it is done with. One thread. */
+template <enum mma_low LOW>
 TV_DEVICE void ring_fetch_keys(const struct mma_ring &r, const struct prefill_segment &s,
                                int32_t at)
 {
-    if (at >= MMA_STAGES) {
-        ptx_mbarrier_wait(ring_barrier(r, KEYS_FREE, at), ring_parity(at - MMA_STAGES));
+    typedef mma_shape<LOW> shape;
+    if (at >= shape::STAGES) {
+        ptx_mbarrier_wait(ring_barrier<LOW>(r, KEYS_FREE, at),
+                          ring_parity<LOW>(at - shape::STAGES));
     }
-    uint32_t here = ring_barrier(r, KEYS_HERE, at), stage = ring_stage(r, at);
-    ptx_mbarrier_expect(here, TILE_V + SCALE_BYTES);
-    ptx_bulk_copy(stage, tile_of(s, at), TILE_V, here);
-    ptx_bulk_copy(stage + TILE_BYTES, s.scales + at * 3 * TILE_TOKENS, SCALE_BYTES, here);
+    uint32_t here = ring_barrier<LOW>(r, KEYS_HERE, at), stage = ring_stage<LOW>(r, at);
+    ptx_mbarrier_expect(here, shape::KEYS + SCALE_BYTES);
+    ptx_bulk_copy(stage, tile_of(s, at), shape::KEYS, here);
+    ptx_bulk_copy(stage + shape::SCALES, s.scales + at * 3 * TILE_TOKENS, SCALE_BYTES, here);
 }
 
+template <enum mma_low LOW>
 TV_DEVICE void ring_fetch_values(const struct mma_ring &r, const struct prefill_segment &s,
                                  int32_t at)
 {
-    if (at >= MMA_STAGES) {
-        ptx_mbarrier_wait(ring_barrier(r, VALUES_FREE, at), ring_parity(at - MMA_STAGES));
+    typedef mma_shape<LOW> shape;
+    if (at >= shape::STAGES) {
+        ptx_mbarrier_wait(ring_barrier<LOW>(r, VALUES_FREE, at),
+                          ring_parity<LOW>(at - shape::STAGES));
     }
-    uint32_t here = ring_barrier(r, VALUES_HERE, at);
-    ptx_mbarrier_expect(here, MMA_V_BYTES);
-    ptx_bulk_copy(ring_stage(r, at) + TILE_V, tile_of(s, at) + TILE_V, MMA_V_BYTES, here);
+    uint32_t here = ring_barrier<LOW>(r, VALUES_HERE, at);
+    ptx_mbarrier_expect(here, shape::VALUES);
+    ptx_bulk_copy(ring_stage<LOW>(r, at) + shape::KEYS, tile_of(s, at) + TILE_V, shape::VALUES,
+                  here);
 }
 
 /* Element d of the padded query of a row, nope part first. */
@@ -106,8 +135,9 @@ TV_DEVICE int32_t thread_row(const struct tv_prefill_attn &a, int32_t first_row,
 }
 
 /* What a thread holds of the warp's queries: rows lane / 4 and lane / 4 + 8. */
-struct mma_queries {
-    uint32_t top[MMA_K_STEPS][4], rest[MMA_KEPT][4];
+template <enum mma_low LOW> struct mma_queries {
+    uint32_t top[MMA_K_STEPS][4];
+    uint32_t rest[mma_shape<LOW>::LOWS ? mma_shape<LOW>::KEPT : 1][4];
     uint32_t others; /* shared: rest of the further steps, 16 bytes a lane */
     /* shared, of row lane / 4, the other one 64 bytes on: running maximum, and what turns products
      * into scores in units of log 2 */
@@ -119,9 +149,11 @@ struct mma_queries {
  * registers keep (taken back after a barrier), `others` for those that stay there. A piece of 16
  * rows x 16 elements lies in the order of a product's operand, 16 bytes a lane.
  */
+template <enum mma_low LOW>
 TV_DEVICE void queries_load(const struct tv_prefill_attn &a, int32_t warp_row, char *room,
-                            char *others, struct mma_queries *ret)
+                            char *others, struct mma_queries<LOW> *ret)
 {
+    constexpr int KEPT = mma_shape<LOW>::KEPT, OTHERS = mma_shape<LOW>::OTHERS;
     int32_t lane = (int32_t)threadIdx.x & 31;
 #pragma unroll 1
     for (int32_t r = 0; r < 16; r++) {
@@ -138,7 +170,7 @@ TV_DEVICE void queries_load(const struct tv_prefill_attn &a, int32_t warp_row, c
         int32_t exponent = has_scale ? min(TILE_EXPONENT - 1 - ilogbf(most), 126) : 0;
         float factor = a.softmax_scale * LOG2_E * power_of_two(-exponent);
         if (lane == 0) {
-            *(float *)(others + MMA_OTHERS + r * 8 + 4) = factor;
+            *(float *)(others + OTHERS + r * 8 + 4) = factor;
         }
 #pragma unroll
         for (int i = 0; i < TILE_KEY / 32; i++) {
@@ -147,29 +179,31 @@ TV_DEVICE void queries_load(const struct tv_prefill_attn &a, int32_t warp_row, c
             float value = x[i] * power_of_two(exponent);
             __half top = __float2half_rn(value), rest = __float2half_rn(value - __half2float(top));
             *(__half *)(room + step * 512 + at) = top;
-            char *low = step < MMA_KEPT ? room + (MMA_K_STEPS + step) * 512
-                                        : others + (step - MMA_KEPT) * 512;
-            *(__half *)(low + at) = rest;
+            if (mma_shape<LOW>::LOWS) {
+                char *low =
+                    step < KEPT ? room + (MMA_K_STEPS + step) * 512 : others + (step - KEPT) * 512;
+                *(__half *)(low + at) = rest;
+            }
         }
     }
     __syncwarp();
     ret->others = ptx_shared(others) + (uint32_t)lane * 16;
-    ret->rows = ptx_shared(others) + MMA_OTHERS + (uint32_t)(lane / 4 * 8);
+    ret->rows = ptx_shared(others) + OTHERS + (uint32_t)(lane / 4 * 8);
 #pragma unroll
     for (int32_t step = 0; step < MMA_K_STEPS; step++) {
         ptx_load4(ret->top[step], ptx_shared(room) + (uint32_t)(step * 512 + lane * 16));
-        if (step < MMA_KEPT) {
-            ptx_load4(ret->rest[step < MMA_KEPT ? step : 0],
+        if (step < KEPT) {
+            ptx_load4(ret->rest[step < KEPT ? step : 0],
                       ptx_shared(room) + (uint32_t)((MMA_K_STEPS + step) * 512 + lane * 16));
         }
     }
 }
 
-/* Products of the warp's queries with the tile's keys: 16 rows x 32 tokens. ROPE_PAIRS: rotated
- * keys have a low half; those that were bf16 have none. */
-template <bool ROPE_PAIRS>
-TV_DEVICE void tile_products(const struct mma_queries &q, uint32_t keys, float (&score)[4][4])
+/* Products of the warp's queries with the tile's keys: 16 rows x 32 tokens. */
+template <enum mma_low LOW>
+TV_DEVICE void tile_products(const struct mma_queries<LOW> &q, uint32_t keys, float (&score)[4][4])
 {
+    constexpr int KEPT = mma_shape<LOW>::KEPT;
     float rest[4][4] = {};
     int32_t lane = ptx_thread() & 31;
     int32_t t = lane / 16 * 8 + lane % 8, word = lane / 8 % 2;
@@ -182,27 +216,29 @@ TV_DEVICE void tile_products(const struct mma_queries &q, uint32_t keys, float (
     for (int32_t step = 0; step < MMA_K_STEPS; step++) {
         uint32_t address = row + (turn ^ (uint32_t)(step % 4 * 32)) + (uint32_t)(step / 4 * 128);
         uint32_t own[4];
-        if (step < MMA_KEPT) {
+        if (step < KEPT) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                own[i] = q.rest[step < MMA_KEPT ? step : 0][i];
+                own[i] = q.rest[step < KEPT ? step : 0][i];
             }
-        } else {
-            ptx_load4(own, q.others + (uint32_t)(step - MMA_KEPT) * 512);
+        } else if (mma_shape<LOW>::LOWS) {
+            ptx_load4(own, q.others + (uint32_t)(step - KEPT) * 512);
         }
 #pragma unroll
         for (int g = 0; g < 2; g++) {
             uint32_t top[4], low[4];
             ptx_ldmatrix(top, address + g * (16 * TILE_KEY * 2));
-            if (ROPE_PAIRS || step < MMA_NOPE_STEPS) {
+            if (LOW == MMA_LOW_ALL || (LOW == MMA_LOW_EXPANDED && step < MMA_NOPE_STEPS)) {
                 ptx_ldmatrix(low, address + g * (16 * TILE_KEY * 2) + TILE_K_LOW);
                 ptx_mma_f16(rest[2 * g], q.top[step], low[0], low[1]);
                 ptx_mma_f16(rest[2 * g + 1], q.top[step], low[2], low[3]);
             }
             ptx_mma_f16(score[2 * g], q.top[step], top[0], top[1]);
             ptx_mma_f16(score[2 * g + 1], q.top[step], top[2], top[3]);
-            ptx_mma_f16(rest[2 * g], own, top[0], top[1]);
-            ptx_mma_f16(rest[2 * g + 1], own, top[2], top[3]);
+            if (mma_shape<LOW>::LOWS) {
+                ptx_mma_f16(rest[2 * g], own, top[0], top[1]);
+                ptx_mma_f16(rest[2 * g + 1], own, top[2], top[3]);
+            }
         }
     }
 #pragma unroll
@@ -249,11 +285,11 @@ TV_DEVICE void tile_mask(int32_t seen, float (&score)[4][4])
 
 /* Products become probabilities times 2^TILE_EXPONENT over the token's scale. `seen`: how many of
  * the tile's tokens the warp's first row sees; each further row sees one more. */
-TV_DEVICE void tile_probabilities(const struct mma_queries &q, uint32_t scales, int32_t seen,
+TV_DEVICE void tile_probabilities(uint32_t rows, uint32_t scales, int32_t seen,
                                   float (&score)[4][4], struct mma_state *state)
 {
     int32_t column = (ptx_thread() & 3) * 2;
-    float2 row[2] = {pair_load(q.rows), pair_load(q.rows + 64)};
+    float2 row[2] = {pair_load(rows), pair_load(rows + 64)};
     float most[2] = {row[0].x, row[1].x};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -277,7 +313,7 @@ TV_DEVICE void tile_probabilities(const struct mma_queries &q, uint32_t scales, 
     for (int i = 0; i < 2; i++) {
         most[i] = quad_most(most[i]);
         state->alpha[i] = ptx_exp2(row[i].x - most[i]);
-        ptx_store1(q.rows + (uint32_t)i * 64, __float_as_uint(most[i]));
+        ptx_store1(rows + (uint32_t)i * 64, __float_as_uint(most[i]));
         shift[i] = most[i] - (float)TILE_EXPONENT;
     }
 #pragma unroll
@@ -296,6 +332,7 @@ TV_DEVICE void tile_probabilities(const struct mma_queries &q, uint32_t scales, 
 }
 
 /* sum = sum * alpha + p . values of the tile. */
+template <enum mma_low LOW>
 TV_DEVICE void tile_values(const float (&p)[4][4], uint32_t values, const float (&alpha)[2],
                            float (&sum)[TILE_VALUE / 8][4])
 {
@@ -324,14 +361,16 @@ TV_DEVICE void tile_values(const float (&p)[4][4], uint32_t values, const float 
                 uint32_t address = row + k * (16 * TILE_VALUE * 2) +
                                    (turn ^ (uint32_t)(step % 4 * 32)) + (uint32_t)(step / 4 * 128);
                 ptx_ldmatrix_trans(high[h], address);
-                ptx_ldmatrix_trans(low[h], address + TILE_V_LOW);
+                if (mma_shape<LOW>::LOWS) {
+                    ptx_ldmatrix_trans(low[h], address + TILE_V_LOW);
+                }
             }
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
+            for (int j = 0; j < 4 && mma_shape<LOW>::LOWS; j++) {
                 ptx_mma_f16(part[j], rest[k], high[j / 2][j % 2 * 2], high[j / 2][j % 2 * 2 + 1]);
             }
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
+            for (int j = 0; j < 4 && mma_shape<LOW>::LOWS; j++) {
                 ptx_mma_f16(part[j], top[k], low[j / 2][j % 2 * 2], low[j / 2][j % 2 * 2 + 1]);
             }
 #pragma unroll
@@ -422,11 +461,12 @@ TV_DEVICE bool block_sees(const struct tv_prefill_attn &a, const struct prefill_
 }
 
 /* Grid: blocks of rows, the last rows (which see most) first; heads. */
-template <int WARPS, bool ROPE_PAIRS>
+template <int WARPS, enum mma_low LOW>
 static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8 ? 1 : 2)
     prefill_attn_mma(const __grid_constant__ struct tv_prefill_attn a,
                      const __grid_constant__ struct prefill_segment s)
 {
+    typedef mma_shape<LOW> shape;
     extern __shared__ __align__(128) char mma_shared[];
     int32_t warp = (int32_t)threadIdx.x >> 5;
     if (!block_sees<WARPS>(a, s, 0)) {
@@ -434,62 +474,63 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8 ? 1 : 2)
     }
     struct mma_ring ring;
     ring.stages = ptx_shared(mma_shared);
-    ring.barriers = ring.stages + MMA_BARRIERS;
+    ring.barriers = ring.stages + shape::BARRIERS;
     if (threadIdx.x == 0) {
-        for (int32_t i = 0; i < MMA_STAGES; i++) {
-            ptx_mbarrier_init(ring_barrier(ring, KEYS_HERE, i), 1);
-            ptx_mbarrier_init(ring_barrier(ring, VALUES_HERE, i), 1);
-            ptx_mbarrier_init(ring_barrier(ring, KEYS_FREE, i), WARPS);
-            ptx_mbarrier_init(ring_barrier(ring, VALUES_FREE, i), WARPS);
+        for (int32_t i = 0; i < shape::STAGES; i++) {
+            ptx_mbarrier_init(ring_barrier<LOW>(ring, KEYS_HERE, i), 1);
+            ptx_mbarrier_init(ring_barrier<LOW>(ring, VALUES_HERE, i), 1);
+            ptx_mbarrier_init(ring_barrier<LOW>(ring, KEYS_FREE, i), WARPS);
+            ptx_mbarrier_init(ring_barrier<LOW>(ring, VALUES_FREE, i), WARPS);
         }
     }
-    struct mma_queries q;
+    struct mma_queries<LOW> q;
     struct mma_state state;
     float sum[TILE_VALUE / 8][4];
-    static_assert(WARPS * MMA_ROOM <= MMA_BARRIERS, "the ring has room for all queries at first");
-    queries_load(a, block_row<WARPS>(s) + warp * 16, mma_shared + warp * MMA_ROOM,
-                 mma_shared + MMA_BARRIERS + 128 + warp * MMA_QUERIES, &q);
+    static_assert(WARPS * shape::ROOM <= shape::BARRIERS,
+                  "the ring has room for all queries at first");
+    queries_load<LOW>(a, block_row<WARPS>(s) + warp * 16, mma_shared + warp * shape::ROOM,
+                      mma_shared + shape::BARRIERS + 128 + warp * shape::QUERIES, &q);
     state_load(a, s, block_row<WARPS>(s), q.rows, &state, sum);
     ptx_fence_async();
     __syncthreads(); /* barriers are there, and the ring is free */
     if (threadIdx.x == 0) {
-        ring_fetch_keys(ring, s, 0);
-        ring_fetch_values(ring, s, 0);
+        ring_fetch_keys<LOW>(ring, s, 0);
+        ring_fetch_values<LOW>(ring, s, 0);
     }
     __syncwarp();
     for (int32_t i = 0; block_sees<WARPS>(a, s, i); i++) {
         int32_t token0 = s.first + i * TILE_TOKENS;
-        uint32_t stage = ring_stage(ring, i);
+        uint32_t stage = ring_stage<LOW>(ring, i);
         /* of the tile, by the warp's first row; computed anew, since registers are short */
         int32_t seen_first = a.start + block_row<WARPS>(s) + (ptx_thread() >> 5) * 16 + 1 - token0;
         bool works = seen_first > -15;
         if (ptx_thread() == 0 && block_sees<WARPS>(a, s, i + 1)) {
-            ring_fetch_keys(ring, s, i + 1);
+            ring_fetch_keys<LOW>(ring, s, i + 1);
         }
         __syncwarp();
-        ptx_mbarrier_wait(ring_barrier(ring, KEYS_HERE, i), ring_parity(i));
+        ptx_mbarrier_wait(ring_barrier<LOW>(ring, KEYS_HERE, i), ring_parity<LOW>(i));
         float score[4][4];
         if (works) {
-            tile_products<ROPE_PAIRS>(q, stage, score);
+            tile_products<LOW>(q, stage, score);
         }
         if (ptx_thread() == 0 && block_sees<WARPS>(a, s, i + 1)) {
-            ring_fetch_values(ring, s, i + 1);
+            ring_fetch_values<LOW>(ring, s, i + 1);
         }
         __syncwarp();
         if (works) {
-            tile_probabilities(q, stage + TILE_BYTES, seen_first, score, &state);
+            tile_probabilities(q.rows, stage + shape::SCALES, seen_first, score, &state);
         }
         __syncwarp();
         if ((ptx_thread() & 31) == 0) {
-            ptx_mbarrier_arrive(ring_barrier(ring, KEYS_FREE, i));
+            ptx_mbarrier_arrive(ring_barrier<LOW>(ring, KEYS_FREE, i));
         }
-        ptx_mbarrier_wait(ring_barrier(ring, VALUES_HERE, i), ring_parity(i));
+        ptx_mbarrier_wait(ring_barrier<LOW>(ring, VALUES_HERE, i), ring_parity<LOW>(i));
         if (works) {
-            tile_values(score, stage + TILE_V, state.alpha, sum);
+            tile_values<LOW>(score, stage + shape::KEYS, state.alpha, sum);
         }
         __syncwarp();
         if ((ptx_thread() & 31) == 0) {
-            ptx_mbarrier_arrive(ring_barrier(ring, VALUES_FREE, i));
+            ptx_mbarrier_arrive(ring_barrier<LOW>(ring, VALUES_FREE, i));
         }
     }
     state_store(a, s, block_row<WARPS>(s), s.end >= block_seen<WARPS>(a, s), q.rows, &state, sum);

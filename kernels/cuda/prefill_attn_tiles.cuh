@@ -92,16 +92,18 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
                                                                       : up;
     }
     float scale = power_of_two(exponent);
+    int32_t k_low = prefill_has_low(a) ? TILE_K_LOW : 0,
+            v_low = prefill_has_low(a) ? TILE_V_LOW : 0;
     for (int32_t head = (int32_t)blockIdx.y; head < a.heads; head += (int32_t)gridDim.y) {
         char *tile = tiles + ((int64_t)head * (PREFILL_SEGMENT / TILE_TOKENS) + at / TILE_TOKENS) *
                                  TILE_BYTES;
-        row_clear(tile, TILE_K_LOW, TILE_KEY, t, inside ? a.nope_dim : 0, TILE_NOPE_MAX);
-        row_clear(tile + TILE_V, TILE_V_LOW, TILE_VALUE, t, inside ? a.v_dim : 0, TILE_VALUE);
+        row_clear(tile, k_low, TILE_KEY, t, inside ? a.nope_dim : 0, TILE_NOPE_MAX);
+        row_clear(tile + TILE_V, v_low, TILE_VALUE, t, inside ? a.v_dim : 0, TILE_VALUE);
         for (int32_t d = lane; d < TILE_ROPE_MAX; d += 32) {
             float value = inside && d < a.rope_dim
                               ? load_f32(a.kv_pages, a.kv_dtype, row + a.latent_dim + d) * scale
                               : 0.0f;
-            tile_store(tile + tile_offset(TILE_KEY, t, TILE_NOPE_MAX + d), TILE_K_LOW, value);
+            tile_store(tile + tile_offset(TILE_KEY, t, TILE_NOPE_MAX + d), k_low, value);
         }
     }
 }

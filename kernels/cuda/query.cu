@@ -118,5 +118,6 @@ int tv_cuda_query(struct tv_kernels *k, const struct tv_query *args)
     p.vector = (uintptr_t)args->q % 16 == 0 && p.x_dim % 4 == 0;
     int32_t block_rows = linear_block_rows(true, false, args->heads, p.rows, p.n);
     p.tiles = (int32_t)linear_blocks(p.rows, block_rows);
-    return linear_launch(k, p, args->w_dtype, block_rows, (uint32_t)p.tiles, args->heads, p.n, p.k);
+    return linear_launch(k, p, args->products, args->w_dtype, block_rows, (uint32_t)p.tiles,
+                         args->heads, p.n, p.k);
 }

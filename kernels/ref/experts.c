@@ -9,11 +9,13 @@
 #include "../args.h"
 #include "../convert.h"
 
-static double dot(const float *x, const void *w, enum tv_dtype dtype, int64_t offset, int32_t n)
+static double dot(const struct tv_experts *args, const float *x, const void *w, int64_t offset,
+                  int32_t n)
 {
     double sum = 0.0;
     for (int32_t i = 0; i < n; i++) {
-        sum += (double)x[i] * (double)tv_load_f32(w, dtype, offset + i);
+        float value = tv_product_x(x[i], args->products, args->w_dtype);
+        sum += (double)value * (double)tv_load_f32(w, args->w_dtype, offset + i);
     }
     return sum;
 }
@@ -23,8 +25,8 @@ static void activate(const struct tv_experts *args, const float *x, int32_t e, f
 {
     for (int32_t i = 0; i < args->inter; i++) {
         int64_t offset = (int64_t)i * args->hidden;
-        double gate = dot(x, args->gate[e], args->w_dtype, offset, args->hidden);
-        double up = dot(x, args->up[e], args->w_dtype, offset, args->hidden);
+        double gate = dot(args, x, args->gate[e], offset, args->hidden);
+        double up = dot(args, x, args->up[e], offset, args->hidden);
         act[i] = (float)(gate / (1.0 + exp(-gate)) * up);
     }
 }
@@ -56,7 +58,7 @@ int tv_ref_experts(struct tv_kernels *k, const struct tv_experts *args)
             activate(args, x, e, act);
             for (int32_t i = 0; i < args->hidden; i++) {
                 int64_t offset = (int64_t)i * args->inter;
-                double down = dot(act, args->down[e], args->w_dtype, offset, args->inter);
+                double down = dot(args, act, args->down[e], offset, args->inter);
                 sum[i] += (double)args->weights[slot] * down;
             }
         }

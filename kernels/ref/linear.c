@@ -21,7 +21,8 @@ int tv_ref_linear(struct tv_kernels *k, const struct tv_linear *args)
                 int64_t w = g * args->w_group_stride + (int64_t)n * args->k;
                 double sum = 0.0;
                 for (int32_t i = 0; i < args->k; i++) {
-                    sum += (double)x[i] * (double)tv_load_f32(args->w, args->w_dtype, w + i);
+                    float value = tv_product_x(x[i], args->products, args->w_dtype);
+                    sum += (double)value * (double)tv_load_f32(args->w, args->w_dtype, w + i);
                 }
                 y[n] = args->accumulate ? (float)((double)y[n] + sum) : (float)sum;
             }

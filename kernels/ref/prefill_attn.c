@@ -28,7 +28,8 @@ static float expand(const struct tv_prefill_attn *args, const void *w, int64_t w
     double sum = 0.0;
     int64_t kv_dim = args->latent_dim + args->rope_dim;
     for (int32_t i = 0; i < args->latent_dim; i++) {
-        sum += (double)tv_load_f32(args->kv_pages, args->kv_dtype, kv_row * kv_dim + i) *
+        float latent = tv_load_f32(args->kv_pages, args->kv_dtype, kv_row * kv_dim + i);
+        sum += (double)tv_product_x(latent, args->products, args->w_dtype) *
                (double)tv_load_f32(w, args->w_dtype, w_row * args->latent_dim + i);
     }
     return (float)sum;

@@ -58,6 +58,9 @@ void check_same(struct check *c, const void *a, const void *b, size_t bytes, con
 double check_rel_l2(struct check *c, const float *value, const float *expected, int64_t count,
                     double bound, const char *what);
 
+/* Whether the backend has TV_PRODUCTS_BF16; one that has not must say so. */
+int check_has_products(struct check *c);
+
 /* The parts. */
 void check_dense(struct check *c); /* embed, norms, linear, rope, latent, activation, moves */
 void check_experts(struct check *c);

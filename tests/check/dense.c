@@ -131,6 +131,46 @@ static void linear_rows_independent(struct check *c, enum tv_dtype dtype, int32_
     check_release(c);
 }
 
+/* TV_PRODUCTS_BF16 has the bits of the exact product of rows that were rounded before, and with
+ * other weights than bf16 those of the rows as they are; rows alone as among others. */
+static void linear_products(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t n,
+                            int32_t k)
+{
+    int64_t x_count = (int64_t)rows * k, w_count = (int64_t)n * k;
+    size_t y_bytes = (size_t)rows * (size_t)n * sizeof(float);
+    float *x = check_normals(c, x_count, 1.0f), *w = check_normals(c, w_count, 1.0f);
+    float *rounded = check_host(c, (size_t)x_count * sizeof(float));
+    float *y = check_host(c, y_bytes), *expected = check_host(c, y_bytes);
+    for (int64_t i = 0; i < x_count; i++) {
+        rounded[i] = dtype == TV_BF16 ? tv_bf16_to_f32(tv_f32_to_bf16(x[i])) : x[i];
+    }
+    void *weights = check_weights(c, dtype, w, w_count);
+    struct tv_linear a = {.rows = rows, .n = n, .k = k, .groups = 1, .w_dtype = dtype};
+    a.x_row_stride = k;
+    a.y_row_stride = n;
+    a.w = check_upload(c, weights, (size_t)w_count * tv_dtype_size(dtype));
+    a.y = check_poisoned(c, y_bytes);
+    a.x = check_upload(c, rounded, (size_t)x_count * sizeof(float));
+    (void)check_ok(c, c->k->linear(c->k, &a), "linear");
+    check_download(c, expected, a.y, y_bytes);
+    float *d_x = check_upload(c, x, (size_t)x_count * sizeof(float));
+    a.x = d_x;
+    a.products = TV_PRODUCTS_BF16;
+    (void)c->k->fill(c->k, a.y, 0xff, y_bytes);
+    (void)check_ok(c, c->k->linear(c->k, &a), "linear with bf16 products");
+    check_download(c, y, a.y, y_bytes);
+    check_same(c, y, expected, y_bytes, "linear with bf16 products");
+    for (int32_t row = 0; row < rows; row += 7) {
+        a.rows = 1;
+        a.x = d_x + (int64_t)row * k;
+        (void)check_ok(c, c->k->linear(c->k, &a), "linear with bf16 products");
+        check_download(c, y, a.y, (size_t)n * sizeof(float));
+        check_same(c, y, expected + (int64_t)row * n, (size_t)n * sizeof(float),
+                   "linear with bf16 products, a row among others");
+    }
+    check_release(c);
+}
+
 /* What is not finite must show up, in its own row and nowhere else, whichever pieces a backend cuts
  * a float into: an infinity as itself or as NaN, NaN as NaN. The quiet bit of one NaN is clear. */
 static void linear_not_finite(struct check *c, enum tv_dtype dtype, int32_t rows)
@@ -334,6 +374,19 @@ static void one_move(struct check *c)
     check_release(c);
 }
 
+static void products(struct check *c)
+{
+    for (int32_t i = 0; i < 3; i++) {
+        for (int32_t n = 0; n < 4 * c->scale; n++) {
+            linear_products(c, dtypes[i], check_range(c, 1, 70), check_range(c, 1, 150),
+                            check_range(c, 1, 300));
+        }
+        linear_products(c, dtypes[i], 1, 64, 136);
+        linear_products(c, dtypes[i], 130, 300, 520);
+        linear_products(c, dtypes[i], 34, 12400, 136); /* wide: other tiles on a device */
+    }
+}
+
 void check_dense(struct check *c)
 {
     static const int32_t shapes[][3] = {{1, 260, 256},  {33, 64, 576}, {7, 31, 40},
@@ -356,6 +409,9 @@ void check_dense(struct check *c)
             linear_rows_independent(c, dtypes[i], 77, 520);
             linear_rows_independent(c, dtypes[i], 12400, 136); /* wide: other tiles on a device */
         }
+    }
+    if (c->k->linear && check_has_products(c)) {
+        products(c);
     }
     for (int32_t n = 0; n < 4 * c->scale; n++) {
         if (c->k->rmsnorm) {

@@ -34,8 +34,14 @@ static void same_on_device(struct check *c, const void *a, const void *b, size_t
     check_same(c, left, right, bytes, what);
 }
 
+static enum tv_products products_draw(struct check *c)
+{
+    return (enum tv_products)check_range(c, 0, 1);
+}
+
 static void one_pair(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t k)
 {
+    enum tv_products products = products_draw(c);
     struct tv_linear a[2], single[2];
     float *x = values_upload(c, (int64_t)rows * k);
     size_t bytes[2];
@@ -43,6 +49,7 @@ static void one_pair(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t
         int32_t n = check_range(c, 1, 90);
         a[i] = (struct tv_linear){.rows = rows, .n = n, .k = k, .groups = 1, .w_dtype = dtype};
         a[i].x = x;
+        a[i].products = products;
         a[i].x_row_stride = k;
         a[i].w = weights_upload(c, dtype, (int64_t)n * k);
         a[i].y_row_stride = n;
@@ -118,6 +125,7 @@ static int query_singly(struct check *c, const struct tv_query *a, void *pages, 
     absorb.x_group_stride = head_dim;
     absorb.w = a->k_up_t;
     absorb.w_dtype = a->w_dtype;
+    absorb.products = a->products;
     absorb.w_group_stride = (int64_t)latent.latent_dim * a->nope_dim;
     absorb.y = full;
     absorb.y_row_stride = copy.y_row_stride;
@@ -136,6 +144,7 @@ static void one_query(struct check *c, enum tv_dtype w_dtype, enum tv_dtype out_
     int32_t latent = check_range(c, 8, 150);
     a.w_dtype = w_dtype;
     a.out_dtype = out_dtype;
+    a.products = products_draw(c);
     query_fill(c, &a, rows, latent);
     size_t count = (size_t)rows * (size_t)a.heads * (size_t)(latent + ROPE);
     size_t bytes = count * tv_dtype_size(out_dtype);
@@ -220,6 +229,7 @@ static int moe_singly(struct check *c, const struct tv_moe *moe, float *y)
     }
     struct tv_linear a = {.rows = rows, .n = shared, .k = e.hidden, .groups = 1};
     a.w_dtype = e.w_dtype;
+    a.products = e.products;
     a.x = e.x;
     a.x_row_stride = e.hidden;
     a.y_row_stride = shared;
@@ -234,6 +244,7 @@ static int moe_singly(struct check *c, const struct tv_moe *moe, float *y)
     rc = rc != 0 ? rc : k->swiglu(k, rows, shared, gate, up);
     struct tv_linear down = {.rows = rows, .n = e.hidden, .k = shared, .groups = 1};
     down.w_dtype = e.w_dtype;
+    down.products = e.products;
     down.x = gate;
     down.x_row_stride = shared;
     down.w = moe->shared_down;
@@ -249,6 +260,7 @@ static void one_moe(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t 
     struct tv_moe a = {.experts = {.w_dtype = dtype, .experts = check_range(c, 1, 9)}};
     int32_t most = a.experts.experts < 4 ? a.experts.experts : 4;
     a.experts.top_k = check_range(c, 1, most);
+    a.experts.products = products_draw(c);
     moe_fill(c, &a, rows, hidden, inter, shared);
     size_t bytes = (size_t)(rows * hidden) * sizeof(float);
     float *y = check_normals(c, (int64_t)rows * hidden, 1.0f);

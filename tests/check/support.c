@@ -1,6 +1,7 @@
 /*
  * support.c - deterministic numbers, device buffers and comparison for checkkern.
  */
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -154,6 +155,20 @@ int check_ok(struct check *c, int rc, const char *what)
         return 0;
     }
     return 1;
+}
+
+int check_has_products(struct check *c)
+{
+    struct tv_linear a = {.rows = 1, .n = 1, .k = 8, .groups = 1, .w_dtype = TV_BF16};
+    a.x_row_stride = 8;
+    a.y_row_stride = 1;
+    a.x = check_upload(c, check_normals(c, 8, 1.0f), 8 * sizeof(float));
+    a.w = check_upload(c, check_weights(c, TV_BF16, check_normals(c, 8, 1.0f), 8), 16);
+    a.y = check_poisoned(c, sizeof(float));
+    a.products = TV_PRODUCTS_BF16;
+    int rc = c->k->linear(c->k, &a);
+    check_release(c);
+    return rc == -ENOTSUP ? 0 : check_ok(c, rc, "linear with bf16 products");
 }
 
 void check_near(struct check *c, const float *value, const float *expected, int64_t count,

@@ -13,7 +13,7 @@ import os
 
 import torch
 
-ABI = 8
+ABI = 9
 F32, BF16 = 0, 1
 LATENT, ROPE = 512, 64
 

@@ -350,10 +350,47 @@ static void test_pool_runs_each_item_once(void **state)
     tv_cpu_pool_destroy(NULL);
 }
 
+/* The reference rounds to nearest even where a weight is bf16, and nowhere else; the cpu backend
+ * says that it cannot. */
+static void test_products(void **state)
+{
+    static const char *const names[] = {"ref", "cpu"};
+    /* 257 is half-way between 256 and 258, 259 between 258 and 260: to even */
+    const float x[8] = {257.0f, 259.0f}, wide[8] = {1.0f, 100.0f};
+    uint16_t narrow[8] = {0};
+    float y = 0.0f;
+    (void)state;
+    narrow[0] = tv_f32_to_bf16(wide[0]);
+    narrow[1] = tv_f32_to_bf16(wide[1]);
+    for (int i = 0; i < 2; i++) {
+        struct tv_kernels *k = NULL;
+        struct tv_linear args = {.rows = 1, .n = 1, .k = 8, .groups = 1, .x_row_stride = 8};
+        args.x = x;
+        args.y = &y;
+        args.y_row_stride = 1;
+        assert_int_equal(tv_kernels_create(names[i], NULL, &k), 0);
+        args.w = narrow;
+        args.w_dtype = TV_BF16;
+        assert_int_equal(k->linear(k, &args), 0);
+        assert_true(y == 257.0f + 25900.0f);
+        args.products = TV_PRODUCTS_BF16;
+        assert_int_equal(k->linear(k, &args), i == 0 ? 0 : -ENOTSUP);
+        assert_true(i == 1 || y == 256.0f + 26000.0f);
+        args.w = wide;
+        args.w_dtype = TV_F32;
+        assert_int_equal(k->linear(k, &args), i == 0 ? 0 : -ENOTSUP);
+        assert_true(i == 1 || y == 257.0f + 25900.0f);
+        args.products = (enum tv_products)2;
+        assert_int_equal(k->linear(k, &args), -EINVAL);
+        k->destroy(k);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_create_by_name),
+        cmocka_unit_test(test_products),
         cmocka_unit_test(test_progress_is_counted),
         cmocka_unit_test(test_missing_cuda_library),
         cmocka_unit_test(test_mask_forbids_features),
