@@ -31,8 +31,9 @@ int tv_forward_cache_fits(const struct tv_model *model, const struct tv_cache *c
 }
 
 /* y (+)= w . x of dense rows */
-static struct tv_linear product(int32_t rows, const struct tv_model_tensor *w, const float *x,
-                                float *y, int32_t accumulate)
+static struct tv_linear product(enum tv_products products, int32_t rows,
+                                const struct tv_model_tensor *w, const float *x, float *y,
+                                int32_t accumulate)
 {
     return (struct tv_linear){
         .rows = rows,
@@ -46,13 +47,14 @@ static struct tv_linear product(int32_t rows, const struct tv_model_tensor *w, c
         .y = y,
         .y_row_stride = w->rows,
         .accumulate = accumulate,
+        .products = products,
     };
 }
 
 int tv_forward_linear(struct tv_model *model, int32_t rows, const struct tv_model_tensor *w,
                       const float *x, float *y, int32_t accumulate)
 {
-    struct tv_linear args = product(rows, w, x, y, accumulate);
+    struct tv_linear args = product(model->products, rows, w, x, y, accumulate);
     return model->kernels->linear(model->kernels, &args);
 }
 
@@ -144,9 +146,11 @@ int tv_forward_products(struct tv_forward *pass, int32_t layer)
     const struct tv_model_config *config = &model->config;
     struct tv_model_buffers *b = &model->buffers;
     const struct tv_model_layer_weights *w = &model->layers[layer];
-    struct tv_linear kv = product(pass->rows, &w->kv_a, b->h, b->ckv, 0);
-    struct tv_linear query = config->q_lora > 0 ? product(pass->rows, &w->q_a, b->h, b->q_low, 0)
-                                                : product(pass->rows, &w->q, b->h, b->q, 0);
+    enum tv_products products = model->products;
+    struct tv_linear kv = product(products, pass->rows, &w->kv_a, b->h, b->ckv, 0);
+    struct tv_linear query = config->q_lora > 0
+                                 ? product(products, pass->rows, &w->q_a, b->h, b->q_low, 0)
+                                 : product(products, pass->rows, &w->q, b->h, b->q, 0);
     int err = norm(model, pass->rows, &w->input_norm, config->rms_eps, b->x, b->h);
     if (err == 0) {
         err = model->kernels->linear_pair(model->kernels, &query, &kv);
@@ -186,7 +190,8 @@ static void experts_args(const struct tv_forward *pass, int32_t layer, struct tv
     const struct tv_model_buffers *b = &model->buffers;
     const struct tv_model_layer_weights *w = &model->layers[layer];
     const struct tv_model_layer_extra *extra = &model->extra[layer];
-    *ret_args = (struct tv_moe){.logits = product(pass->rows, &w->router, b->h, b->scores, 0)};
+    *ret_args = (struct tv_moe){
+        .logits = product(TV_PRODUCTS_EXACT, pass->rows, &w->router, b->h, b->scores, 0)};
     ret_args->router = (struct tv_router){
         .rows = pass->rows,
         .experts = config->experts,
@@ -217,6 +222,7 @@ static void experts_args(const struct tv_forward *pass, int32_t layer, struct tv
         .y = b->x,
         .workspace = b->workspace,
         .workspace_bytes = b->workspace_bytes,
+        .products = model->products,
     };
 }
 

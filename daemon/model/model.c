@@ -79,6 +79,7 @@ static int options_set(struct tv_model *model, const struct tv_model_options *op
 {
     model->options = *options;
     model->options.progress = NULL;
+    model->products = options->products;
     if (options->max_len > model->config.max_position && !options->synthetic) {
         (void)tv_model_refuse(ret_error,
                               "max_len %d is above max_position_embeddings %d of config.json",
@@ -133,6 +134,11 @@ static int model_fill(struct tv_model *model, struct tv_checkpoint *checkpoint,
             progress_begin(checkpoint, options->progress);
         }
         err = tv_model_weights_load(model, checkpoint, ret_error);
+    }
+    if (err == 0 && options->products == TV_PRODUCTS_BF16 &&
+        strcmp(model->weights_dtype, "f32") == 0) {
+        (void)tv_model_refuse(ret_error, "bf16 products need bf16 weights, these are f32");
+        err = -ERANGE;
     }
     if (err == 0) {
         err = tv_model_id_compute(&model->config, checkpoint, model->id, ret_error);
@@ -232,6 +238,11 @@ int64_t tv_model_bytes(const struct tv_model *model)
 const struct tv_model_options *tv_model_options(const struct tv_model *model)
 {
     return &model->options;
+}
+
+void tv_model_products_set(struct tv_model *model, enum tv_products products)
+{
+    model->products = products;
 }
 
 const struct tv_model_weights *tv_model_weights(const struct tv_model *model)

@@ -72,6 +72,8 @@ struct tv_model_options {
      * looked at after the load. */
     const char *projection;
     struct tv_model_progress *progress; /* of the load, or NULL; not used after it */
+    /* Of every product but the router's; bf16: -ERANGE for a checkpoint without bf16 weights. */
+    enum tv_products products;
 };
 
 /* Why a checkpoint was refused: file, tensor or field, byte counts. */
@@ -152,6 +154,8 @@ int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
 /* Let a backend that can do so record the verify passes over this cache, once, at the start: later
  * passes without a hook are replays. The cache outlives the last pass, not the model. */
 int tv_model_record(struct tv_model *model, struct tv_cache *cache);
+/* How passes that begin, or are recorded, from now on multiply; at first as the options say. */
+void tv_model_products_set(struct tv_model *model, enum tv_products products);
 /* How many passes that records; 0 where the backend gains nothing by it. */
 int64_t tv_model_record_count(const struct tv_model *model);
 /* One expanded pass over `count` (<= prefill_rows) tokens that follow the committed rows; the

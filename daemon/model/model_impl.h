@@ -80,7 +80,8 @@ struct tv_model {
     int64_t weight_bytes;
     void **device; /* every device allocation, freed with the model */
     size_t device_count, device_capacity;
-    int taps_on;                       /* passes that begin now keep their rows at the taps */
+    enum tv_products products;         /* of passes that begin now */
+    int taps_on;                       /* they keep their rows at the taps */
     struct tv_model_tensor projection; /* [dim, tap_count * hidden]; data NULL: none */
     float *projected;                  /* device [R, dim] */
     float *taps_host;                  /* [R, taps_host_width]; NULL in host memory */

@@ -152,6 +152,7 @@ static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
         .out = model->buffers.values,
         .workspace = model->buffers.workspace,
         .workspace_bytes = model->buffers.workspace_bytes,
+        .products = model->products,
     };
     if (!is_interruptible(pass) || !model->kernels->host_memory) {
         return model->kernels->prefill_attn(model->kernels, &args);

@@ -170,6 +170,7 @@ static int queries_joined(struct tv_forward *pass, int32_t layer)
         .k_up_t = model->extra[layer].k_up_t,
         .w_dtype = model->layers[layer].k_up.dtype,
         .out_dtype = tv_cache_params(pass->cache)->dtype,
+        .products = model->products,
     };
     args.out = args.out_dtype == TV_F32 ? (void *)b->q_abs : (void *)b->q_abs_bf16;
     int err = tv_forward_products(pass, layer);
@@ -190,14 +191,14 @@ static int queries_apart(struct tv_forward *pass, int32_t layer)
     int32_t head_dim = config->nope_dim + config->rope_dim;
     int32_t row_dim = config->kv_lora + config->rope_dim;
     const struct tv_model_tensor *weight;
-    struct tv_linear args = {.rows = pass->rows, .groups = config->heads};
+    struct tv_linear args = {
+        .rows = pass->rows, .groups = config->heads, .products = model->products};
     const float *input;
     int err = tv_forward_latent(pass, layer, &weight, &input, &args.k);
     if (err != 0) {
         return err;
     }
-    /* The same input for every head; each head's rows of the weight are nope rows, then rope rows.
-     */
+    /* The same input for every head, whose rows of the weight are nope rows, then rope rows. */
     args.x = input;
     args.x_row_stride = args.k;
     args.w_dtype = weight->dtype;
@@ -248,6 +249,7 @@ static int queries_apart(struct tv_forward *pass, int32_t layer)
         .y = b->q_abs,
         .y_row_stride = (int64_t)config->heads * row_dim,
         .y_group_stride = row_dim,
+        .products = model->products,
     };
     return kernels->linear(kernels, &absorb);
 }
@@ -301,6 +303,7 @@ static int values_up(struct tv_forward *pass, int32_t layer)
         .y = model->buffers.values,
         .y_row_stride = (int64_t)config->heads * config->v_dim,
         .y_group_stride = config->v_dim,
+        .products = model->products,
     };
     return model->kernels->linear(model->kernels, &args);
 }

@@ -44,7 +44,8 @@ void tv_fixture_open(struct tv_fixture *fixture, const struct tv_fixture_options
                                              .rows_max = options->rows_max,
                                              .prefill_rows = options->prefill_rows,
                                              .requests_max = options->requests_max,
-                                             .page_size = options->page_size};
+                                             .page_size = options->page_size,
+                                             .products = options->products};
     int err =
         tv_model_load(fixture->kernels, options->dir, &model_options, &fixture->model, &error);
     if (err != 0) {

@@ -27,6 +27,7 @@ struct tv_fixture_options {
     int32_t threads;
     enum tv_dtype kv_dtype;
     enum tv_cache_prefix prefix;
+    enum tv_products products;
 };
 
 /* Directory of a bundled checkpoint; static storage, valid until the next call. */

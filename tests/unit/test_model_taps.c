@@ -56,6 +56,9 @@ static void what_is_refused(void **state)
     refused(&none, "no taps to project");
     fine.projection = "no/such/drafter";
     refused(&fine, "No such file");
+    struct tv_model_options rounded = options_of(0, 0, 0);
+    rounded.products = TV_PRODUCTS_BF16;
+    refused(&rounded, "bf16 products need bf16 weights, these are f32");
 }
 
 struct world {
