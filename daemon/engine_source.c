@@ -76,6 +76,7 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
         .prefill_rows = memory->total >= PREFILL_LONG_FROM ? PREFILL_ROWS_LONG : 0,
         .requests_max = REQUESTS_MAX,
         .page_size = config->page_size,
+        .products = config->products,
         .synthetic = config->synthetic_weights,
         .synthetic_seed = config->synthetic_seed,
         .tap_count = config->tap_count,
@@ -234,6 +235,18 @@ static void device_log(const struct tv_kernels *kernels)
     }
 }
 
+/* What products that are not exact cost, by the start's text and tree. */
+static void rounding_log(const struct tv_engine *engine)
+{
+    const struct tv_rounding *cost = &engine->rounding;
+    if (cost->rows > 0) {
+        tv_log(TV_LOG_INFO,
+               "products are of bf16: beside exact ones %d of %d rows have the same best token, "
+               "mean KL %.2g, logits differ by %.2g at most",
+               cost->top1_equal, cost->rows, cost->kl_mean, cost->logit_max);
+    }
+}
+
 /* The table of parts, once everything is taken. */
 static void memory_log(const struct tv_engine *engine, struct tv_device_memory *memory)
 {
@@ -274,10 +287,13 @@ int tv_main_engine_open(const struct tv_config *config, struct tv_model_progress
         if (rc == 0) {
             (*ret_engine)->invents_rows = config->synthetic_kv;
             (*ret_engine)->invents_seed = config->synthetic_seed;
-            tv_log(TV_LOG_INFO, "model %s (%s, %d layers) on %s %s, %lld pages of %d rows",
+            tv_log(TV_LOG_INFO,
+                   "model %s (%s, %d layers) on %s %s, %lld pages of %d rows, %s products",
                    tv_model_name(model), tv_model_config(model)->architecture,
                    tv_model_config(model)->layers, kernels->name, kernels->variant,
-                   (long long)tv_cache_params(cache)->pages, config->page_size);
+                   (long long)tv_cache_params(cache)->pages, config->page_size,
+                   config->products == TV_PRODUCTS_EXACT ? "exact" : "bf16");
+            rounding_log(*ret_engine);
             memory_log(*ret_engine, &memory);
             return TV_EXIT_DRAINED;
         }

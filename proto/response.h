@@ -171,7 +171,8 @@ struct tv_event_round {
 };
 
 struct tv_model_info {
-    const char *name, *architecture, *backend, *device, *weights_dtype, *kv_dtype, *version;
+    const char *name, *architecture, *backend, *device, *weights_dtype, *kv_dtype, *products,
+        *version;
     const char *kernels_variant, *http_library;
     char epoch[17];
     uint8_t model_id[32];

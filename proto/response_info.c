@@ -7,6 +7,7 @@
 #include "proto/response.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "proto/response_write.h"
 
@@ -74,7 +75,7 @@ void tv_write_curve(struct tv_buf *buf, const int64_t (*points)[2], int32_t coun
     tv_write_raw(buf, "]");
 }
 
-/* What a client may rely on; strings are only ever added. */
+/* What a client may rely on; strings are only ever added. No path oracle has rounded products. */
 static void write_features(struct tv_buf *buf, const struct tv_model_info *info)
 {
     tv_write_raw(buf,
@@ -83,8 +84,11 @@ static void write_features(struct tv_buf *buf, const struct tv_model_info *info)
                  "\"sessions\",\"verify\",\"extend\",\"decode\",\"rollback\",\"fork\","
                  "\"renew\",\"oneshot\",\"score\",\"batch\","
                  "\"tokens_b64\",\"want.top_k\",\"want.logprobs\",\"want.logits\","
-                 "\"want.logits.fetch\",\"want.shadow\",\"parity\",\"prefix\",\"if\","
-                 "\"alternatives\",\"commit\",\"hint\",\"events\"");
+                 "\"want.logits.fetch\",\"want.shadow\",");
+    if (strcmp(info->products, "exact") == 0) {
+        tv_write_raw(buf, "\"parity\",");
+    }
+    tv_write_raw(buf, "\"prefix\",\"if\",\"alternatives\",\"commit\",\"hint\",\"events\"");
     if (info->tap_count > 0) {
         tv_write_raw(buf, ",\"want.hidden\",\"want.hidden.fetch\"");
     }
@@ -125,6 +129,7 @@ void tv_encode_model(struct tv_buf *buf, const struct tv_model_info *info)
     write_string(buf, "device", info->device);
     write_string(buf, "weights_dtype", info->weights_dtype);
     write_string(buf, "kv_dtype", info->kv_dtype);
+    write_string(buf, "products", info->products);
     write_number(buf, "page_size", info->page_size);
     tv_write_raw(buf, ",\"pages\":{\"total\":");
     tv_write_int(buf, info->pages_total);

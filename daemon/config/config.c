@@ -227,6 +227,14 @@ static int check_whole(struct tv_config *config, char *error, size_t error_bytes
             error, error_bytes, -EBADMSG, "", "synthetic_acceptance",
             "what a coin accepts no oracle can judge: shadow and shadow_path_p must be off");
     }
+    if (config->products != TV_PRODUCTS_EXACT && strcmp(config->backend, "cuda") != 0) {
+        return fail(error, error_bytes, -EBADMSG, "", "products",
+                    "bf16 is for backend cuda alone: the other one has exact products");
+    }
+    if (config->products != TV_PRODUCTS_EXACT && config->shadow_path > 0.0) {
+        return fail(error, error_bytes, -EBADMSG, "", "products",
+                    "the path oracle cannot judge bf16 products: shadow_path_p must be off");
+    }
     if (config->synthetic_kv && !config->synthetic_weights) {
         return fail(error, error_bytes, -EBADMSG, "", "synthetic_kv",
                     "is for synthetic_weights alone: a model's rows are computed");

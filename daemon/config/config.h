@@ -49,8 +49,9 @@ struct tv_config {
     double pages_share;     /* of what is left then; in (0, 1] */
     int has_kv_dtype;
     enum tv_dtype kv_dtype; /* default f32 on cpu, bf16 on cuda */
-    int prefix_cache;       /* TV_PREFIX_CACHE_... */
-    int32_t max_len;        /* 0 = the checkpoint's */
+    enum tv_products products;
+    int prefix_cache; /* TV_PREFIX_CACHE_... */
+    int32_t max_len;  /* 0 = the checkpoint's */
     int32_t max_nodes, max_depth;
     int32_t tap_count; /* 0: no hidden rows are handed out */
     int32_t taps[TV_TAPS_MAX];

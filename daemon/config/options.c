@@ -158,6 +158,25 @@ static void print_kv_dtype(const struct tv_option *option, const struct tv_confi
     (void)fprintf(out, "%s", config->kv_dtype == TV_F32 ? "f32" : "bf16");
 }
 
+static int parse_products(const struct tv_option *option, struct tv_config *config,
+                          const char *text, char *reason, size_t reason_bytes)
+{
+    (void)option; /* the only option of its type */
+    if (strcmp(text, "exact") != 0 && strcmp(text, "bf16") != 0) {
+        (void)snprintf(reason, reason_bytes, "exact or bf16 is needed");
+        return -EINVAL;
+    }
+    config->products = text[0] == 'e' ? TV_PRODUCTS_EXACT : TV_PRODUCTS_BF16;
+    return 0;
+}
+
+static void print_products(const struct tv_option *option, const struct tv_config *config,
+                           FILE *out)
+{
+    (void)option; /* the only option of its type */
+    (void)fprintf(out, "%s", config->products == TV_PRODUCTS_EXACT ? "exact" : "bf16");
+}
+
 static int parse_tls_min(const struct tv_option *option, struct tv_config *config, const char *text,
                          char *reason, size_t reason_bytes)
 {
@@ -393,6 +412,10 @@ static const struct tv_option table[] = {
      parse_probability, print_probability, AT(pages_share), 0, 0},
     {"kv_dtype", "f32|bf16", "element type of KV rows; default f32 on cpu, bf16 on cuda",
      parse_kv_dtype, print_kv_dtype, AT(kv_dtype), 0, 0},
+    {"products", "exact|bf16",
+     "how activations meet bf16 weights on cuda: as they are, or rounded to bf16, which is faster "
+     "for many rows and not what the path oracle can judge",
+     parse_products, print_products, AT(products), 0, 0},
     {"prefix_cache", "on|off|rounds",
      "whole KV pages of prompts are kept and reused while there is room; rounds: those of "
      "committed "

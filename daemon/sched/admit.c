@@ -398,6 +398,12 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
 static int check_detached(struct tv_sched *sched, struct job *job, struct tv_problem *problem)
 {
     struct tv_request *request = &job->call->request;
+    if (request->kind == TV_CALL_PARITY && sched->engine->rounding.rows > 0) {
+        tv_problem_set(problem, TV_WRONG_VALUE, NULL,
+                       "the path oracle's products are exact, those of this server are not "
+                       "(products = bf16)");
+        return -EINVAL;
+    }
     if (request->kind == TV_CALL_PARITY && !request->has_tree) {
         int rc = tv_sched_parity_self_case(sched, request, problem);
         if (rc != 0) {

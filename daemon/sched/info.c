@@ -32,6 +32,7 @@ static void answer_model(struct tv_sched *sched, struct tv_call *call)
         .device = facts.variant,
         .weights_dtype = facts.weights_dtype,
         .kv_dtype = facts.kv_dtype,
+        .products = facts.products,
         .layers = facts.layers,
         .heads = facts.heads,
         .pages_total = pages.total,

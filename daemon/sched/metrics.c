@@ -260,10 +260,12 @@ static void write_build(struct tv_sched *sched, struct tv_stats_text *text)
 {
     struct tv_engine_facts facts;
     tv_engine_facts(sched->engine, &facts);
-    const struct tv_stats_label labels[] = {
-        {"version", TV_VERSION}, {"model", facts.name}, {"epoch", sched->table.epoch}};
+    const struct tv_stats_label labels[] = {{"version", TV_VERSION},
+                                            {"model", facts.name},
+                                            {"epoch", sched->table.epoch},
+                                            {"products", facts.products}};
     tv_stats_family(text, "treeverify_build_info", "gauge", "What is running; always 1.");
-    tv_stats_sample(text, labels, 3, 1.0);
+    tv_stats_sample(text, labels, 4, 1.0);
     if (facts.kv_bytes > 0) {
         static const char *const parts[] = {"kv", "weights"};
         const int64_t bytes[] = {facts.kv_bytes, facts.weights_bytes};

@@ -27,8 +27,9 @@ int tv_sched_snapshot_layout(const struct tv_sched *sched, struct tv_snapshot_la
     ret_layout->row_dim = facts.pages->row_dim;
     ret_layout->element = facts.pages->dtype == TV_BF16;
     ret_layout->vocab = sched->engine->vocab;
-    (void)snprintf(ret_layout->maker, sizeof ret_layout->maker, "%s %s %s", TV_VERSION,
-                   facts.backend, facts.variant); /* a long one is told by what fits */
+    const char *products = strcmp(facts.products, "exact") == 0 ? "" : " bf16-products";
+    (void)snprintf(ret_layout->maker, sizeof ret_layout->maker, "%s %s%s %s", TV_VERSION,
+                   facts.backend, products, facts.variant); /* a long one is told by what fits */
     return 0;
 }
 

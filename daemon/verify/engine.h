@@ -73,7 +73,7 @@ struct tv_verify_engine {
     float *test_logits;   /* [slices + nodes, vocab], the start's */
     float *test_repeat;   /* the same shape, of a repeat */
     uint8_t test_sum[32];
-    int test_judged; /* an oracle has seen the start's logits */
+    int test_judged; /* an oracle has seen the start's logits, those of exact products */
 };
 
 /* engine.c: -EINVAL: a token is outside the vocabulary. */
@@ -109,6 +109,10 @@ int tv_engine_all_finite(const float *values, int64_t count);
 struct tv_verify_attn tv_engine_attn_slice(const struct tv_verify_attn *attn, int32_t request,
                                            int32_t row_start, int32_t rows);
 
+/* rounding.c: rows of logits [rows, vocab] of exact products, and of those that are served. 0;
+ * -EIO with a detail when they are not the same model's. */
+int tv_engine_rounding_measure(const float *exact, const float *served, int32_t rows, int32_t vocab,
+                               struct tv_rounding *ret_cost, char *detail, size_t detail_bytes);
 /* self_test.c */
 int tv_engine_self_test_start(struct tv_verify_engine *self, const struct tv_judge *judge,
                               char *detail, size_t detail_bytes);

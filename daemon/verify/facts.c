@@ -13,6 +13,7 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
                                     .architecture = "none",
                                     .weights_dtype = "none",
                                     .kv_dtype = "none",
+                                    .products = "exact",
                                     .backend = "none",
                                     .variant = "none",
                                     .device_allocations = -1,
@@ -28,6 +29,8 @@ void tv_engine_facts(const struct tv_engine *engine, struct tv_engine_facts *ret
         memcpy(facts.model_id, tv_model_id(engine->model), sizeof facts.model_id);
         facts.synthetic = tv_model_options(engine->model)->synthetic ? TV_SYNTHETIC_WEIGHTS : 0u;
         facts.tokenizer_sha256 = tv_model_tokenizer_sha256(engine->model);
+        facts.products =
+            tv_model_options(engine->model)->products == TV_PRODUCTS_EXACT ? "exact" : "bf16";
         facts.hidden_dim = config->hidden;
         facts.tap_count = tv_model_options(engine->model)->tap_count;
         facts.taps = tv_model_options(engine->model)->taps;

@@ -2,8 +2,9 @@
  * self_test.c - a canned text and tree: judged at start, repeated bit for bit later.
  *
  * The text goes through prefill in slices, the tree behind it through verify; the judge compares
- * the logits of both with its oracle. Owns a context whose rows stay reserved, so that a repeat
- * needs no page. Refuses to serve when a bound is missed.
+ * the logits of both with its oracle. A model whose products are not exact is judged with exact
+ * ones, and then compared with itself (rounding.c). Owns a context whose rows stay reserved, so
+ * that a repeat needs no page. Refuses to serve when a bound is missed.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -169,13 +170,39 @@ static int rows_take(struct tv_verify_engine *self)
     return rc != 0 ? rc : tv_cache_reserve(engine->cache, seq, self->test_tree.count, &shortage);
 }
 
+/* The same text and tree as they are served, in the place of those that were judged. */
+static int served_run(struct tv_verify_engine *self, char *detail, size_t detail_bytes)
+{
+    struct tv_engine *engine = &self->engine;
+    float *exact = self->test_logits, *served = self->test_repeat;
+    tv_model_products_set(engine->model, tv_model_options(engine->model)->products);
+    int rc = text_run(self, served);
+    if (rc == 0) {
+        rc = tree_run(self, NULL, tree_logits(self, served));
+    }
+    if (rc != 0) {
+        (void)snprintf(detail, detail_bytes, "self-test: %s", strerror(-rc));
+        return rc;
+    }
+    rc = tv_engine_rounding_measure(exact, served, logit_rows(self), engine->vocab,
+                                    &engine->rounding, detail, detail_bytes);
+    self->test_logits = served;
+    self->test_repeat = exact;
+    if (rc == 0 && self->test_judged && engine->noise < engine->rounding.logit_max) {
+        engine->noise = engine->rounding.logit_max;
+    }
+    return rc;
+}
+
 int tv_engine_self_test_start(struct tv_verify_engine *self, const struct tv_judge *judge,
                               char *detail, size_t detail_bytes)
 {
     struct tv_engine *engine = &self->engine;
+    int is_exact = tv_model_options(engine->model)->products == TV_PRODUCTS_EXACT;
     struct tv_engine_layer_check check = {
         .kernels = engine->kernels, .judge = judge, .detail = detail, .detail_bytes = detail_bytes};
     (void)snprintf(detail, detail_bytes, "self-test");
+    tv_model_products_set(engine->model, TV_PRODUCTS_EXACT);
     int rc = test_take(self);
     if (rc == 0) {
         rc = rows_take(self);
@@ -209,6 +236,9 @@ int tv_engine_self_test_start(struct tv_verify_engine *self, const struct tv_jud
     if (judge != NULL) {
         rc = judge->judge(judge->context, &run, &engine->noise, detail, detail_bytes);
     }
+    if (rc == 0 && !is_exact) {
+        rc = served_run(self, detail, detail_bytes);
+    }
     if (rc == 0) {
         logits_sum(self, self->test_logits, self->test_sum);
         rc = tv_engine_self_test_repeat(self, detail, detail_bytes);
@@ -234,7 +264,10 @@ int tv_engine_self_test_repeat(struct tv_verify_engine *self, char *detail, size
         (void)snprintf(detail, detail_bytes,
                        "%d rows of prefill, %d of verify: bit-identical to the start%s",
                        self->test_slice_count, self->test_tree.count,
-                       self->test_judged ? ", which the path oracle judged" : "");
+                       !self->test_judged               ? ""
+                       : self->engine.rounding.rows > 0 ? ", whose exact products the path oracle "
+                                                          "judged"
+                                                        : ", which the path oracle judged");
         return 0;
     }
     for (int32_t i = 0; i < logit_rows(self); i++) {

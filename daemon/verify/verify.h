@@ -143,13 +143,24 @@ struct tv_engine_ops {
     void (*destroy)(struct tv_engine *engine);
 };
 
+/* What products that are not exact cost: they beside exact ones on the start's text and tree. */
+struct tv_rounding {
+    int32_t rows;       /* compared; 0: products are exact */
+    int32_t top1_equal; /* rows with the same best token */
+    double kl_mean;     /* of the exact distribution from the other one, nats */
+    double logit_max;   /* largest difference of a logit */
+};
+
 /* What every engine tells about itself; constant after creation, but for the last two. */
 struct tv_engine {
     const struct tv_engine_ops *ops;
     int32_t vocab, max_len, nodes_max, requests_max;
     int32_t rows_max;     /* nodes of all rounds of one verify call together */
     int32_t prefill_rows; /* largest slice */
-    double noise;         /* of one path of this checkpoint, measured by the start's judge */
+    /* Of one path of this checkpoint, measured by the start's judge; with products that are not
+     * exact no less than what they move a logit by. */
+    double noise;
+    struct tv_rounding rounding;
     /* The engine's own: others ask tv_engine_facts. */
     struct tv_model *model; /* NULL in an engine without one */
     struct tv_cache *cache; /* NULL in an engine without one */
@@ -171,6 +182,7 @@ struct tv_engine_facts {
     uint8_t model_id[32];
     const uint8_t *tokenizer_sha256;     /* [32], or NULL */
     const char *kv_dtype;                /* of the cache; "none" without */
+    const char *products;                /* of the model: "exact" (also without) or "bf16" */
     const struct tv_cache_params *pages; /* how rows lie; NULL without a cache */
     enum tv_cache_prefix prefix;
     const char *backend, *variant;   /* of the kernels; "none" without */

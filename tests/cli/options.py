@@ -202,7 +202,7 @@ def check_sample(defaults):
 
 
 # what a key's other value is refused without
-NEEDS = {"synthetic_kv": ("--synthetic-weights=7",)}
+NEEDS = {"synthetic_kv": ("--synthetic-weights=7",), "products": ("--backend=cuda",)}
 # keys whose value is a file that is read at once
 UNCHECKED = ("api_key_file", "tls_cert", "tls_key")
 

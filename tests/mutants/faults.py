@@ -93,4 +93,9 @@ FAULTS = [
     ("two-lengths", "daemon/http/headers.c", "if (walk.lengths > 1) {", "if (walk.lengths > 2) {", ["http_headers"]),
     ("length-beside-chunked", "daemon/http/headers.c", "if (walk.lengths > 0 && walk.encodings > 0) {", "if (walk.lengths > 1 && walk.encodings > 0) {", ["http_headers"]),
     ("key-without-its-scope", "daemon/http/auth.c", "if ((scopes & needed) != needed) {", "if ((scopes | needed) == 0) {", ["http_keys"]),
+    # --- products that are not exact -------------------------------------------------------------------------------
+    ("rounded-router", "daemon/model/forward.c", ".logits = product(TV_PRODUCTS_EXACT, ", ".logits = product(model->products, ", ["verify_rounding"]),
+    ("rounded-is-not-compared", "daemon/verify/self_test.c", "if (rc == 0 && !is_exact) {", "if (rc == 0 && is_exact > 1) {", ["verify_rounding"]),
+    ("rounded-is-cut-off", "kernels/types.h", "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16", ["kernels_table"]),
+    ("rounded-in-the-start", "daemon/verify/self_test.c", "    tv_model_products_set(engine->model, TV_PRODUCTS_EXACT);\n", "", ["verify_rounding"]),
 ]

@@ -111,6 +111,7 @@ static void encode_model(struct tv_buf *buf, const struct tv_json_value *root)
                                  .device = text(root, "device"),
                                  .weights_dtype = text(root, "weights_dtype"),
                                  .kv_dtype = text(root, "kv_dtype"),
+                                 .products = text(root, "products"),
                                  .version = text(versions, "treeverify"),
                                  .kernels_variant = text(versions, "kernels"),
                                  .http_library = text(versions, "http"),

@@ -101,6 +101,29 @@ static void test_cuda_defaults_to_bf16_rows(void **state)
     assert_int_equal(config.kv_dtype, TV_F32);
 }
 
+/* Products are exact unless they are asked for where they are, without what cannot judge them. */
+static void test_products(void **state)
+{
+    (void)state;
+    assert_int_equal(load("--model", "m", "--backend=cuda", (const char *)NULL), 0);
+    assert_int_equal(config.products, TV_PRODUCTS_EXACT);
+    assert_int_equal(
+        load("--model", "m", "--backend=cuda", "--products", "bf16", (const char *)NULL), 0);
+    assert_int_equal(config.products, TV_PRODUCTS_BF16);
+    assert_int_equal(load("--model", "m", "--products", "exact", (const char *)NULL), 0);
+    assert_int_equal(config.products, TV_PRODUCTS_EXACT);
+    assert_int_equal(load("--model", "m", "--products", "bf16", (const char *)NULL), -EBADMSG);
+    assert_non_null(strstr(error, "products"));
+    assert_non_null(strstr(error, "backend cuda alone"));
+    assert_int_equal(load("--model", "m", "--backend=cuda", "--products", "bf16", "--shadow-path-p",
+                          "0.1", (const char *)NULL),
+                     -EBADMSG);
+    assert_non_null(strstr(error, "shadow_path_p must be off"));
+    assert_int_equal(load("--model", "m", "--backend=cuda", "--products", "bf16", "--shadow", "all",
+                          (const char *)NULL),
+                     0);
+}
+
 static void test_precedence(void **state)
 {
     (void)state;
@@ -269,6 +292,8 @@ static void test_values(void **state)
     static const char *const bad[][2] = {
         {"--page-size", "48"},
         {"--kv-dtype", "f16"},
+        {"--products", "f16"},
+        {"--products", "Exact"},
         {"--shadow", "sample:1.5"},
         {"--shadow", "sample:"},
         {"--shadow", "sample:nan"},
@@ -530,6 +555,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_cuda_defaults_to_bf16_rows),
+        cmocka_unit_test(test_products),
         cmocka_unit_test(test_precedence),
         cmocka_unit_test(test_overridden_values_are_checked),
         cmocka_unit_test(test_file_refusals),

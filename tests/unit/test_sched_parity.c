@@ -80,6 +80,21 @@ static void the_built_in_case_and_a_body_agree_with_the_oracles(void **state)
     assert_clean(fixture, 3);
 }
 
+/* A server whose products are rounded has no path oracle; the kernel oracle is as ever. */
+static void rounded_products_are_not_compared(void **state)
+{
+    struct fixture *fixture = *state;
+    struct tv_engine *engine = fixture->sched->engine;
+    const struct tv_rounding before = engine->rounding;
+    engine->rounding.rows = 20;
+    struct tv_call *call = ask(fixture, TV_CALL_PARITY, "", "{}");
+    assert_reply(call, 422);
+    assert_non_null(strstr(call->reply.body.data, "products = bf16"));
+    call_free(call);
+    engine->rounding = before;
+    expect(fixture, 200, TV_CALL_PARITY, "", "{}");
+}
+
 /* Whatever trees and contexts the server was told to admit, {} is a case that fits them. */
 static void the_built_in_case_fits_every_limit(void **state)
 {
@@ -119,6 +134,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_built_in_case_fits_every_limit, real_setup,
                                         real_teardown),
         cmocka_unit_test_setup_teardown(a_round_waits_for_its_oracle, real_setup, real_teardown),
+        cmocka_unit_test_setup_teardown(rounded_products_are_not_compared, real_setup,
+                                        real_teardown),
         cmocka_unit_test_setup_teardown(the_built_in_case_and_a_body_agree_with_the_oracles,
                                         real_setup, real_teardown),
     };
