@@ -19,6 +19,10 @@ tv_python_test="onnxruntime==1.32.0 ruff==0.17.6"
 tv_python_test_alone="tokenizers==0.23.3"
 # of PyPI, away from Debian's modules: the contract from outside
 tv_python_contract="schemathesis==4.32.5"
+# NVIDIA's compiler, and what it needs beside those of the build, for the image of Dockerfile.cuda
+tv_packages_cuda="g++ python3-pip"
+tv_python_cuda="nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+    nvidia-cuda-cccl==13.0.85"
 # beside those of the build, for deploy/package.sh and for the test of what it makes
 tv_packages_package="build-essential debhelper dh-python fakeroot python3-all pybuild-plugin-pyproject
     python3-setuptools python3-wheel lintian mmdebstrap"

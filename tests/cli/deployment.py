@@ -18,7 +18,7 @@ import yaml
 
 DAEMON, CLIENT, ROOT = (os.path.abspath(path) for path in sys.argv[1:4])
 PROBES = {"startupProbe": ("/readyz", 1800), "livenessProbe": ("/healthz", 30), "readinessProbe": ("/readyz", 10)}
-INSTRUCTIONS = {"FROM", "COPY", "RUN", "ENV", "USER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
+INSTRUCTIONS = {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
 
 
 def path(*parts):

@@ -4,10 +4,10 @@
 # usage: container.sh cpu|cuda      as root, by hand: buildah, podman, crun, debootstrap (Debian 12), a mirror, 10 minutes
 #
 # An image that the Dockerfile is FROM and that is not here yet stands in for itself: Debian 12 out of debootstrap, below
-# the same name, with the toolkit of TV_CUDA (/usr/local/cuda) as /usr/local/cuda where it is NVIDIA's. Pull the real
-# ones first to have those. cpu then starts the image as its head says and as the manifest does, on the bundled model, in
-# namespaces of its own (no port or mount of the host changes): probes, health check, a tree, keys, user, read-only root,
-# stop. cuda is started for --version and, without a device, for the exit of --check-gpu alone. Leaves the images.
+# the same name. Pull the real one first to have that. BUILDAH_OPTIONS go to the build: "--build-arg GPU_ARCHS=90". cpu
+# then starts the image as its head says and as the manifest does, on the bundled model, in namespaces of its own (no port
+# or mount of the host changes): probes, health check, a tree, keys, user, read-only root, stop. cuda is started for
+# --version and, without a device, for the exit of --check-gpu alone. Leaves the images.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 kind=${1:-}
@@ -24,15 +24,11 @@ fail() { say "FAILED: $*"; exit 1; }
 stand_in() { # NAME
     local folder working
     folder=$(mktemp -d)
-    # NVIDIA's has a compiler for C++, which nvcc calls
-    debootstrap --variant=minbase --include="$([[ $1 == */cuda:* ]] && echo g++ || echo base-files)" bookworm "$folder" >/dev/null
+    debootstrap --variant=minbase bookworm "$folder" >/dev/null
     working=$(buildah from scratch)
     buildah add --quiet "$working" "$folder" / >/dev/null
     rm -r "$folder"
-    if [[ $1 == */cuda:* ]]; then
-        buildah add --quiet "$working" "$(realpath "${TV_CUDA:-/usr/local/cuda}")" /usr/local/cuda >/dev/null
-    fi
-    buildah commit --quiet --rm "$working" "docker.io/$([[ $1 == */* ]] || echo library/)$1" >/dev/null
+    buildah commit --quiet --rm "$working" "docker.io/library/$1" >/dev/null
     say "$1 is not here: Debian 12 stands in for it"
 }
 
@@ -41,7 +37,8 @@ build() {
     for name in $(sed -n 's/^FROM \([^ ]*\).*/\1/p' "$dockerfile" | sort -u); do
         buildah inspect --type image "$name" >/dev/null 2>&1 || stand_in "$name"
     done
-    buildah bud --isolation chroot --pull-never --layers --format docker -f "$dockerfile" -t "$image" .
+    # shellcheck disable=SC2086
+    buildah bud ${BUILDAH_OPTIONS:-} --isolation chroot --pull-never --layers --format docker -f "$dockerfile" -t "$image" .
 }
 
 curl_() { curl -sS --max-time 10 "$@"; }
