@@ -200,11 +200,16 @@ static void starts_that_cannot_read_it(void **state)
 static int leave_killed(struct world *world, struct client clients[2], int n)
 {
     int status = 0;
+    char path[256];
     begin(world);
     restore(world);
     client_open(&world->fixture, &clients[1], 20, "");
     client_open(&world->fixture, &clients[0], 70, ""); /* used last: first in the file */
     tv_sched_end(world->fixture.sched);
+    (void)snprintf(path, sizeof path, "%s/sessions.snapshot", world->dir);
+    FILE *older = fopen(path, "w"); /* that a start could not take away: it is not read any more */
+    assert_non_null(older);
+    assert_int_equal(fclose(older), 0);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
