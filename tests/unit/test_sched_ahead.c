@@ -44,11 +44,21 @@ struct staged {
     struct tv_call *first, *second;
 };
 
+static struct tv_call *first_open(struct fixture *fixture, const char *options,
+                                  struct client *ret_client, struct client *ret_ahead)
+{
+    client_open(fixture, ret_client, 20, options);
+    struct tv_call *first = call_running(fixture, ret_client, 4);
+    *ret_ahead = *ret_client;
+    client_advance(fixture, ret_ahead, 4);
+    return first;
+}
+
 static void staged_open(struct fixture *fixture, const char *options, struct staged *ret_staged)
 {
-    client_open(fixture, &ret_staged->client, 20, options);
-    ret_staged->first = call_running(fixture, &ret_staged->client, 4);
-    ret_staged->second = guess(fixture, &ret_staged->client, 4, 3, &ret_staged->ahead);
+    ret_staged->first = first_open(fixture, options, &ret_staged->client, &ret_staged->ahead);
+    ret_staged->second = guess_make(fixture, &ret_staged->ahead, 3, 3);
+    call_start(fixture, ret_staged->second);
     assert_false(call_is_done(ret_staged->second));
 }
 
@@ -268,10 +278,7 @@ static void test_only_a_guess_may_be_early(void **state)
 {
     struct fixture *fixture = *state;
     struct client client, ahead;
-    client_open(fixture, &client, 20, "");
-    struct tv_call *first = call_running(fixture, &client, 4);
-    ahead = client;
-    client_advance(fixture, &ahead, 4);
+    struct tv_call *first = first_open(fixture, "", &client, &ahead);
     struct tv_call *early = call_chain(fixture, &ahead, 2);
     assert_refused(call_wait(early), 409, "session-busy");
     call_free(early);
@@ -327,10 +334,7 @@ static void test_a_staged_round_has_a_deadline(void **state)
 {
     struct fixture *fixture = *state;
     struct client client, ahead;
-    client_open(fixture, &client, 20, "");
-    struct tv_call *first = call_running(fixture, &client, 4);
-    ahead = client;
-    client_advance(fixture, &ahead, 4);
+    struct tv_call *first = first_open(fixture, "", &client, &ahead);
     struct tv_call *second = guess_make(fixture, &ahead, 3, 3);
     second->request.deadline_ms = 1;
     second->received_us -= 10000; /* it is over already */
@@ -381,10 +385,7 @@ static void test_beliefs_are_checked_when_the_guess_held(void **state)
 {
     struct fixture *fixture = *state;
     struct client client, ahead;
-    client_open(fixture, &client, 20, "");
-    struct tv_call *first = call_running(fixture, &client, 4);
-    ahead = client;
-    client_advance(fixture, &ahead, 4);
+    struct tv_call *first = first_open(fixture, "", &client, &ahead);
     ahead.len += 2;
     struct tv_call *second = guess_make(fixture, &ahead, 1, 3);
     call_start(fixture, second);

@@ -229,21 +229,6 @@ static void the_client_leaves(void **state)
     }
 }
 
-/* As the fixture, but a row of logits is large. */
-static int wide_setup(void **state)
-{
-    struct tv_fixed_engine_params params = {
-        .vocab = 6000, .max_len = 512, .nodes_max = 64, .requests_max = 4, .prefill_rows = 16};
-    int rc = fixture_setup(state);
-    struct fixture *fixture = *state;
-    fixture_stop(fixture);
-    assert_int_equal(tv_fixed_engine_create(&params, &fixture->engine), 0);
-    assert_int_equal(
-        tv_sched_create(&fixture->config, fixture->engine, NULL, &fixture->stats, &fixture->sched),
-        0);
-    return rc;
-}
-
 /* A round with large logits, and one behind it that guessed wrong: its answer has the first one's.
  * *ret_item is the second as an item; the size of its answer. */
 static size_t skip_large(struct fixture *fixture, struct client *client, char *ret_item,
@@ -316,7 +301,8 @@ int main(void)
         CASE(items_that_are_no_objects),
         CASE(lists_that_are_none),
         CASE(the_client_leaves),
-        cmocka_unit_test_setup_teardown(kept_answers_are_bounded, wide_setup, fixture_teardown),
+        cmocka_unit_test_setup_teardown(kept_answers_are_bounded, fixture_setup_wide,
+                                        fixture_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -194,21 +194,6 @@ static void what_may_be_tried_again_is_not_kept(void **state)
     assert_int_equal(fixture->sched->table.keys.running, 0);
 }
 
-/* As the fixture, but a row of logits is large. */
-static int wide_setup(void **state)
-{
-    struct tv_fixed_engine_params params = {
-        .vocab = 6000, .max_len = 512, .nodes_max = 64, .requests_max = 4, .prefill_rows = 16};
-    int rc = fixture_setup(state);
-    struct fixture *fixture = *state;
-    fixture_stop(fixture);
-    assert_int_equal(tv_fixed_engine_create(&params, &fixture->engine), 0);
-    assert_int_equal(
-        tv_sched_create(&fixture->config, fixture->engine, NULL, &fixture->stats, &fixture->sched),
-        0);
-    return rc;
-}
-
 /* A round with a large block is under way and a wrong guess waits behind it; a batch of nothing but
  * that guess joins it. The guess is skipped with the large answer in it, which goes to as many
  * items as repeats would. */
@@ -264,7 +249,8 @@ int main(void)
         CASE(a_repeat_is_the_same_answer),
         CASE(one_under_way_is_waited_for),
         CASE(what_may_be_tried_again_is_not_kept),
-        cmocka_unit_test_setup_teardown(joined_skips_are_bounded, wide_setup, fixture_teardown),
+        cmocka_unit_test_setup_teardown(joined_skips_are_bounded, fixture_setup_wide,
+                                        fixture_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,14 +17,9 @@
 #include "base/clock.h"
 #include "proto/json_read.h"
 
-void fixture_start(struct fixture *fixture)
+static void start(struct fixture *fixture, int32_t vocab, int64_t pages)
 {
-    fixture_start_pages(fixture, 0);
-}
-
-void fixture_start_pages(struct fixture *fixture, int64_t pages)
-{
-    struct tv_fixed_engine_params params = {.vocab = 307,
+    struct tv_fixed_engine_params params = {.vocab = vocab,
                                             .max_len = 512,
                                             .nodes_max = 64,
                                             .requests_max = 4,
@@ -48,6 +43,16 @@ void fixture_start_pages(struct fixture *fixture, int64_t pages)
         tv_sched_create(config, fixture->engine, NULL, &fixture->stats, &fixture->sched), 0);
 }
 
+void fixture_start(struct fixture *fixture)
+{
+    start(fixture, 307, 0);
+}
+
+void fixture_start_pages(struct fixture *fixture, int64_t pages)
+{
+    start(fixture, 307, pages);
+}
+
 void fixture_stop(struct fixture *fixture)
 {
     tv_sched_destroy(fixture->sched);
@@ -55,13 +60,23 @@ void fixture_stop(struct fixture *fixture)
     fixture->engine->ops->destroy(fixture->engine);
 }
 
-int fixture_setup(void **state)
+static int setup(void **state, int32_t vocab)
 {
     struct fixture *fixture = malloc(sizeof *fixture);
     assert_non_null(fixture);
-    fixture_start(fixture);
+    start(fixture, vocab, 0);
     *state = fixture;
     return 0;
+}
+
+int fixture_setup(void **state)
+{
+    return setup(state, 307);
+}
+
+int fixture_setup_wide(void **state)
+{
+    return setup(state, 6000);
 }
 
 int fixture_teardown(void **state)

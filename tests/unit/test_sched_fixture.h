@@ -27,6 +27,8 @@ void fixture_start_pages(struct fixture *fixture, int64_t pages);
 void fixture_stop(struct fixture *fixture);
 /* cmocka setup and teardown around them; *state is a struct fixture. */
 int fixture_setup(void **state);
+/* A row of logits is large: vocab 6000. */
+int fixture_setup_wide(void **state);
 int fixture_teardown(void **state);
 
 /* TV_TEST_SCALE (a factor, default 1) times `count`, at least 1. */
