@@ -9,7 +9,11 @@
 #include <stdlib.h>
 
 #include "internal.h"
+#include "linear_sm90.h"
 #include "ops.h"
+
+/* Rows cut for the Hopper products: 1,792 of 6,144 elements in three pieces. */
+#define SCRATCH_BYTES ((size_t)64 << 20)
 
 int tv_cuda_errno(cudaError_t error)
 {
@@ -123,6 +127,7 @@ static void backend_destroy(struct tv_kernels *k)
     if (k != NULL) {
         struct tv_cuda *cuda = k->impl;
         tv_cuda_stream_finish(cuda);
+        backend_free(k, cuda->scratch);
         free(cuda);
         free(k);
     }
@@ -160,10 +165,10 @@ static int device_describe(int device, struct tv_cuda *cuda)
         rc = tv_cuda_verify_attn_image(&cuda->facts.image);
     }
     if (rc == 0) {
-        rc = tv_cuda_linear_prepare();
+        rc = tv_cuda_linear_prepare(cuda);
     }
     if (rc == 0) {
-        rc = tv_cuda_experts_prepare();
+        rc = tv_cuda_experts_prepare(cuda);
     }
     if (rc == 0) {
         rc = tv_cuda_moe_prepare();
@@ -221,6 +226,10 @@ int tv_cuda_create(int device, void *stream, struct tv_kernels **ret_kernels)
         goto out;
     }
     result = device_describe(device, cuda);
+    if (result == 0 && TV_LINEAR_SM90 && !cuda->portable) {
+        cuda->scratch_bytes = SCRATCH_BYTES;
+        result = tv_cuda_errno(cudaMalloc(&cuda->scratch, cuda->scratch_bytes));
+    }
     if (result < 0) {
         goto out;
     }

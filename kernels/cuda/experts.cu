@@ -7,9 +7,11 @@
  * tile end at once.
  */
 #include "experts.cuh"
+#include "linear_sm90.h"
 #include "ops.h"
 
 #define EXPERTS_SORT 1024 /* threads */
+#define EXPERTS_SM90 8    /* rows of an expert in the mean, above which Hopper has other kernels */
 
 static __global__ void __launch_bounds__(EXPERTS_SORT)
     experts_sort(const int32_t *ids, int32_t pairs, int32_t experts, int32_t block_rows,
@@ -21,18 +23,27 @@ static __global__ void __launch_bounds__(EXPERTS_SORT)
     experts_sort_pairs(ids, pairs, experts, block_rows, plan, shared);
 }
 
+/* Whether there may be rows enough for experts_sm90.cu, whatever the weights' type: the workspace
+ * is sized before that is known. */
+static bool experts_many(const struct tv_kernels *k, const struct tv_experts *args)
+{
+    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
+    return TV_LINEAR_SM90 && !cuda->portable &&
+           (int64_t)args->rows * args->top_k > (int64_t)args->experts * EXPERTS_SM90;
+}
+
 size_t tv_cuda_experts_workspace(const struct tv_kernels *k, const struct tv_experts *args)
 {
     struct expert_plan plan;
-    (void)k;
     /* one more for a workspace that does not start at a multiple of 256 */
-    return plan_carve(args, 0, NULL, &plan) + 256;
+    return plan_carve(args, 0, experts_many(k, args), NULL, &plan) + 256;
 }
 
-int tv_cuda_experts_prepare(void)
+int tv_cuda_experts_prepare(const struct tv_cuda *cuda)
 {
     int rc = linear_prepare<struct gate_problem>();
-    return rc < 0 ? rc : linear_prepare<struct down_problem>();
+    rc = rc < 0 ? rc : linear_prepare<struct down_problem>();
+    return rc < 0 || cuda->portable ? rc : tv_experts_sm90_prepare();
 }
 
 int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args)
@@ -50,12 +61,21 @@ int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args)
     struct expert_plan plan;
     struct gate_problem gate;
     struct down_problem down;
-    (void)plan_carve(args, 0, (char *)(((uintptr_t)args->workspace + 255) / 256 * 256), &plan);
-    int32_t block_rows = experts_block_rows(args), pairs = args->rows * args->top_k;
+    bool sm90 = experts_many(k, args);
+    (void)plan_carve(args, 0, sm90, (char *)(((uintptr_t)args->workspace + 255) / 256 * 256),
+                     &plan);
+    sm90 = sm90 && linear_uses_mma(args->w_dtype, args->hidden) &&
+           linear_uses_mma(args->w_dtype, args->inter) && (uintptr_t)args->x % 8 == 0;
+    int32_t block_rows = sm90 ? tv_experts_sm90_rows(args) : experts_block_rows(args);
+    int32_t pairs = args->rows * args->top_k;
     experts_problems(args, plan, block_rows, &gate, &down);
     size_t shared = 2 * sizeof(int32_t) * (size_t)args->experts;
     rc = launch(experts_sort, dim3(1), EXPERTS_SORT, shared, tv_cuda_stream(k), args->ids, pairs,
                 args->experts, block_rows, plan);
+    if (sm90) {
+        rc = rc < 0 ? rc : tv_experts_sm90(k, args, &plan);
+        return rc < 0 ? rc : experts_join_launch(k, args, plan, false);
+    }
     if (rc == 0) {
         rc = linear_launch(k, gate, args->products, args->w_dtype, block_rows,
                            (uint32_t)gate.tiles_bound, 1, gate.n, gate.k);

@@ -7,28 +7,13 @@
 #ifndef TV_KERNELS_CUDA_EXPERTS_CUH
 #define TV_KERNELS_CUDA_EXPERTS_CUH
 
+#include "experts_plan.cuh"
 #include "launch.cuh"
 #include "linear_launch.cuh"
 
 #define EXPERTS_FEW  32 /* rows of an expert up to which weights are what takes time */
 #define EXPERTS_JOIN 256
 #define EXPERTS_MAX  4096 /* two counters of each in shared memory */
-
-struct expert_tile {
-    int32_t expert, first, rows; /* sorted positions first .. first + rows - 1 */
-};
-
-/* The workspace. */
-struct expert_plan {
-    int32_t *tile_count;
-    struct expert_tile *tiles;
-    int32_t *order;    /* [pairs]: pair at a sorted position */
-    int32_t *place;    /* [pairs]: sorted position of a pair, -1 for a bad id */
-    float *act;        /* [pairs, inter], sorted */
-    float *out;        /* [pairs, hidden], sorted */
-    float *shared_act; /* [rows, shared inter] */
-    float *shared_out; /* [rows, hidden] */
-};
 
 /* Sort pairs by expert and cut each expert's into tiles, by one block of at least 32 threads.
  * shared: [2 * experts]. */
@@ -303,19 +288,30 @@ static char *carve(char **next, int64_t bytes)
     return mine;
 }
 
-/* Bytes of the workspace, and its parts when there is one; shared_inter 0: no shared experts. */
-static size_t plan_carve(const struct tv_experts *args, int32_t shared_inter, char *workspace,
-                         struct expert_plan *plan)
+/* Bytes of `count` floats, or of as many elements in the three pieces that the Hopper kernel reads:
+ * whatever the products, since those may change. */
+static int64_t plan_row(bool sm90, int64_t count)
+{
+    int64_t floats = count * (int64_t)sizeof(float), cut = (count + 31) / 32 * 32 * 2 * 3;
+    return sm90 ? cut : floats;
+}
+
+/* Bytes of the workspace, and its parts when there is one; shared_inter 0: no shared experts; sm90:
+ * for experts_sm90.cu as well. */
+static size_t plan_carve(const struct tv_experts *args, int32_t shared_inter, bool sm90,
+                         char *workspace, struct expert_plan *plan)
 {
     int64_t pairs = (int64_t)args->rows * args->top_k, f = (int64_t)sizeof(float);
     char *next = workspace;
+    char *maps = carve(&next, sm90 ? 3 * (int64_t)args->experts * EXPERTS_MAP : 0);
+    plan->maps = sm90 ? maps : NULL;
     plan->tile_count = (int32_t *)carve(&next, (int64_t)sizeof(int32_t));
     plan->tiles = (struct expert_tile *)carve(&next, tiles_bound(args, LINEAR_ANY) *
                                                          (int64_t)sizeof(struct expert_tile));
     plan->order = (int32_t *)carve(&next, pairs * (int64_t)sizeof(int32_t));
     plan->place = (int32_t *)carve(&next, pairs * (int64_t)sizeof(int32_t));
-    plan->act = (float *)carve(&next, pairs * args->inter * f);
-    plan->out = (float *)carve(&next, pairs * args->hidden * f);
+    plan->act = (float *)carve(&next, pairs * plan_row(sm90, args->inter));
+    plan->out = (float *)carve(&next, pairs * plan_row(sm90, args->hidden));
     plan->shared_act = (float *)carve(&next, (int64_t)args->rows * shared_inter * f);
     plan->shared_out = (float *)carve(&next, shared_inter > 0 ? args->rows * args->hidden * f : 0);
     return (size_t)(next - workspace);

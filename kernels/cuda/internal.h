@@ -32,6 +32,8 @@ struct tv_cuda {
     int recording;              /* 1 between record_begin and record_end */
     cudaStream_t own_stream;    /* a side table's; else NULL */
     cudaEvent_t moments[2];     /* of the timer; made by its first use */
+    void *scratch;              /* of one launch to the next; NULL: where nothing needs it */
+    size_t scratch_bytes;
 };
 
 /* Device memory was taken; kernels.h, allocations. */

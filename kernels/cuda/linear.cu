@@ -2,9 +2,12 @@
  * linear.cu - table entry of the grouped matrix product; linear.cuh computes.
  */
 #include "linear_launch.cuh"
+#include "linear_sm90.h"
 #include "ops.h"
 
 #define PAIR_ROWS_MAX 128 /* beyond these two products fill the device one by one */
+#define MANY_ROWS     64
+#define MANY_WEIGHTS  (1 << 20)
 
 struct dense_problem : stream_plain {
     const char *w;
@@ -46,6 +49,12 @@ struct dense_problem : stream_plain {
     }
 };
 
+/* Rows from which on Hopper's kernels of many are faster, where the weights are not small. */
+static bool many_rows(const struct tv_linear *args)
+{
+    return args->rows > MANY_ROWS && (int64_t)args->n * args->k * args->groups >= MANY_WEIGHTS;
+}
+
 int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
 {
     if (args->rows < 0 || args->n < 1 || args->k < 1 || args->groups < 1 || args->w == NULL ||
@@ -78,6 +87,12 @@ int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
     p.accumulate = args->accumulate != 0;
     bool mma = linear_uses_mma(args->w_dtype, args->k);
     int32_t block_rows = linear_block_rows(mma, false, args->groups, args->rows, args->n);
+    if (mma && (block_rows == WIDE_ROWS || many_rows(args))) {
+        int rc = tv_linear_sm90(k, args, 1);
+        if (rc != -ENOTSUP) {
+            return rc;
+        }
+    }
     p.tiles = (int32_t)linear_blocks(args->rows, block_rows);
     p.groups = args->groups;
     return linear_launch(k, p, args->products, args->w_dtype, block_rows, (uint32_t)p.tiles,
@@ -152,10 +167,28 @@ struct pair_problem : stream_plain {
     }
 };
 
-int tv_cuda_linear_prepare(void)
+int tv_cuda_linear_prepare(const struct tv_cuda *cuda)
 {
     int rc = linear_prepare<struct dense_problem>();
-    return rc < 0 ? rc : linear_prepare<struct pair_problem>();
+    rc = rc < 0 ? rc : linear_prepare<struct pair_problem>();
+    return rc < 0 || cuda->portable ? rc : tv_linear_sm90_prepare();
+}
+
+/* Both of many rows in one launch; -ENOTSUP: not for these. */
+static int pair_many(const struct tv_kernels *k, const struct tv_linear *first,
+                     const struct tv_linear *second)
+{
+    const struct tv_linear both[2] = {*first, *second};
+    for (int i = 0; i < 2; i++) {
+        if (both[i].n < 1 || (uintptr_t)both[i].w % 16 != 0 || both[i].w == NULL ||
+            both[i].x == NULL || both[i].y == NULL ||
+            !linear_uses_mma(both[i].w_dtype, both[i].k)) {
+            return -ENOTSUP;
+        }
+    }
+    return first->products == second->products && (many_rows(first) || many_rows(second))
+               ? tv_linear_sm90(k, both, 2)
+               : -ENOTSUP;
 }
 
 int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
@@ -163,10 +196,14 @@ int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
 {
     const struct tv_linear *both[2] = {first, second};
     struct pair_problem p;
-    int rc = 0;
+    int rc;
     if (first->rows != second->rows || first->k != second->k || first->x != second->x ||
         first->x_row_stride != second->x_row_stride || first->groups != 1 || second->groups != 1) {
         return -EINVAL;
+    }
+    rc = pair_many(k, first, second);
+    if (rc != -ENOTSUP) {
+        return rc;
     }
     if (first->rows < 1 || first->rows > PAIR_ROWS_MAX || first->w_dtype != second->w_dtype ||
         first->products != second->products || !linear_uses_mma(first->w_dtype, first->k) ||

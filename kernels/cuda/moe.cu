@@ -56,7 +56,7 @@ size_t tv_cuda_moe_workspace(const struct tv_kernels *k, const struct tv_moe *ar
     struct tv_experts experts = args->experts;
     (void)k;
     experts.rows = experts.rows < ROWS_MAX ? experts.rows : ROWS_MAX;
-    return plan_carve(&experts, args->shared_inter, NULL, &plan) + 256;
+    return plan_carve(&experts, args->shared_inter, false, NULL, &plan) + 256;
 }
 
 static int moe_check(const struct tv_moe *args)
@@ -113,7 +113,7 @@ int tv_cuda_moe(struct tv_kernels *k, const struct tv_moe *args)
     struct expert_plan plan;
     struct gate_problem gate;
     struct down_problem down;
-    (void)plan_carve(experts, args->shared_inter,
+    (void)plan_carve(experts, args->shared_inter, false,
                      (char *)(((uintptr_t)experts->workspace + 255) / 256 * 256), &plan);
     int32_t block_rows = experts_block_rows(experts);
     block_rows = block_rows < 32 ? block_rows : 32;

@@ -16,8 +16,8 @@ extern "C" {
 
 /* Once per device, before the first launch: shared memory limits. -ENOTSUP: it offers too little.
  */
-int tv_cuda_linear_prepare(void);
-int tv_cuda_experts_prepare(void);
+int tv_cuda_linear_prepare(const struct tv_cuda *cuda);
+int tv_cuda_experts_prepare(const struct tv_cuda *cuda);
 int tv_cuda_moe_prepare(void);
 int tv_cuda_prefill_attn_prepare(void);
 int tv_cuda_query_prepare(void);

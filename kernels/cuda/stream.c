@@ -62,6 +62,7 @@ int tv_cuda_side(struct tv_kernels *k, struct tv_kernels **ret_side)
     cuda->record_stream = NULL;
     cuda->recording = 0;
     cuda->own_stream = NULL;
+    cuda->scratch = NULL; /* the other stream's */
     cuda->moments[0] = cuda->moments[1] = NULL;
     /* does not wait for the default stream, nor that for it */
     result = tv_cuda_errno(cudaStreamCreateWithFlags(&cuda->own_stream, cudaStreamNonBlocking));

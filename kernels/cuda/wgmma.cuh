@@ -102,6 +102,46 @@ TV_DEVICE void ptx_wgmma_values(float (&c)[32][4], uint64_t a, uint64_t b)
         : "l"(a), "l"(b));
 }
 
+/* The registers of c[64][16 * n], by name and as operands. */
+#define TV_WGMMA_R1 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TV_WGMMA_R2 TV_WGMMA_R1 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define TV_WGMMA_R3 TV_WGMMA_R2 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define TV_WGMMA_R4 TV_WGMMA_R3 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define TV_WGMMA_R5 TV_WGMMA_R4 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define TV_WGMMA_R6 TV_WGMMA_R5 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define TV_WGMMA_R7 TV_WGMMA_R6 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define TV_WGMMA_R8 TV_WGMMA_R7 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define TV_WGMMA_C1 TV_WGMMA_F4(c[0]), TV_WGMMA_F4(c[1])
+#define TV_WGMMA_C2 TV_WGMMA_C1, TV_WGMMA_F4(c[2]), TV_WGMMA_F4(c[3])
+#define TV_WGMMA_C3 TV_WGMMA_C2, TV_WGMMA_F4(c[4]), TV_WGMMA_F4(c[5])
+#define TV_WGMMA_C4 TV_WGMMA_C3, TV_WGMMA_F4(c[6]), TV_WGMMA_F4(c[7])
+#define TV_WGMMA_C5 TV_WGMMA_C4, TV_WGMMA_F4(c[8]), TV_WGMMA_F4(c[9])
+#define TV_WGMMA_C6 TV_WGMMA_C5, TV_WGMMA_F4(c[10]), TV_WGMMA_F4(c[11])
+#define TV_WGMMA_C7 TV_WGMMA_C6, TV_WGMMA_F4(c[12]), TV_WGMMA_F4(c[13])
+#define TV_WGMMA_C8 TV_WGMMA_C7, TV_WGMMA_F4(c[14]), TV_WGMMA_F4(c[15])
+
+/* c[64][N] (+)= a[64][16] * b[N][16]^T, a from registers, add a constant; a0 to p0: the names of
+ * what follows c. */
+#define TV_WGMMA_HELD(N, I, a0, a1, a2, a3, b0, p0)                                                \
+    TV_DEVICE void ptx_wgmma_held(float(&c)[N / 8][4], const uint32_t(&a)[4], uint64_t b, int add) \
+    {                                                                                              \
+        asm volatile("{\n"                                                                         \
+                     ".reg .pred p;\n"                                                             \
+                     "setp.ne.b32 p, " p0 ", 0;\n"                                                 \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "                   \
+                     "{" TV_WGMMA_R##I "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0                  \
+                                       ", p, 1, 1, 0;\n"                                           \
+                                       "}"                                                         \
+                     : TV_WGMMA_C##I                                                               \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));              \
+    }
+
+TV_WGMMA_HELD(32, 2, "%16", "%17", "%18", "%19", "%20", "%21")
+TV_WGMMA_HELD(64, 4, "%32", "%33", "%34", "%35", "%36", "%37")
+TV_WGMMA_HELD(96, 6, "%48", "%49", "%50", "%51", "%52", "%53")
+TV_WGMMA_HELD(112, 7, "%56", "%57", "%58", "%59", "%60", "%61")
+TV_WGMMA_HELD(128, 8, "%64", "%65", "%66", "%67", "%68", "%69")
+
 /* Registers a thread, by all warps of a warpgroup: give away, or wait for. */
 template <int REGISTERS> TV_DEVICE void ptx_registers_keep(void)
 {

@@ -131,6 +131,42 @@ static void linear_rows_independent(struct check *c, enum tv_dtype dtype, int32_
     check_release(c);
 }
 
+/* Many rows, which other kernels of a device serve than few, have the bits of few. */
+static void linear_many_rows(struct check *c, enum tv_products products, int32_t rows, int32_t k)
+{
+    enum { FEW = 16 };
+    struct tv_linear a = {.rows = rows, .n = 6200 + 2 * check_range(c, 0, 60), .k = k};
+    a.groups = check_range(c, 1, 2);
+    a.w_dtype = TV_BF16;
+    a.products = products;
+    a.accumulate = check_range(c, 0, 1);
+    a.x_group_stride = k + 2 * check_range(c, 0, 3);
+    a.x_row_stride = a.groups * a.x_group_stride;
+    a.w_group_stride = (int64_t)a.n * k;
+    a.y_group_stride = a.n + 2 * check_range(c, 0, 3);
+    a.y_row_stride = a.groups * a.y_group_stride;
+    int64_t w_count = a.groups * a.w_group_stride, y_count = rows * a.y_row_stride;
+    size_t y_bytes = (size_t)y_count * sizeof(float);
+    float *x = check_normals(c, rows * a.x_row_stride, 1.0f), *w = check_normals(c, w_count, 1.0f);
+    float *y = check_normals(c, y_count, 1.0f), *expected = check_host(c, y_bytes);
+    a.x = check_upload(c, x, (size_t)(rows * a.x_row_stride) * sizeof(float));
+    a.w = check_upload(c, check_weights(c, TV_BF16, w, w_count), (size_t)w_count * 2);
+    struct tv_linear few = a;
+    a.y = check_upload(c, y, y_bytes);
+    few.y = check_upload(c, y, y_bytes);
+    (void)check_ok(c, c->k->linear(c->k, &a), "linear");
+    for (int32_t row = 0; row < rows; row += FEW) {
+        few.rows = rows - row < FEW ? rows - row : FEW;
+        (void)check_ok(c, c->k->linear(c->k, &few), "linear");
+        few.x += FEW * a.x_row_stride;
+        few.y += FEW * a.y_row_stride;
+    }
+    check_download(c, expected, few.y - (rows + FEW - 1) / FEW * FEW * a.y_row_stride, y_bytes);
+    check_download(c, y, a.y, y_bytes);
+    check_same(c, y, expected, y_bytes, "linear of many rows");
+    check_release(c);
+}
+
 /* TV_PRODUCTS_BF16 has the bits of the exact product of rows that were rounded before, and with
  * other weights than bf16 those of the rows as they are; rows alone as among others. */
 static void linear_products(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t n,
@@ -384,6 +420,10 @@ static void products(struct check *c)
         linear_products(c, dtypes[i], 1, 64, 136);
         linear_products(c, dtypes[i], 130, 300, 520);
         linear_products(c, dtypes[i], 34, 12400, 136); /* wide: other tiles on a device */
+    }
+    for (int32_t n = 0; n < 6 * c->scale && !c->k->host_memory; n++) {
+        linear_many_rows(c, n % 2 == 0 ? TV_PRODUCTS_EXACT : TV_PRODUCTS_BF16,
+                         check_range(c, 65, 530), 8 * check_range(c, 1, 40));
     }
 }
 

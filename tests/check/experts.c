@@ -373,6 +373,14 @@ void check_experts(struct check *c)
         many.rows = n == 1 ? 300 : check_range(c, 1, 40);
         one_experts(c, &many);
     }
+    /* many tiles of an expert */
+    for (int32_t n = 0; n < 2 && !c->k->host_memory; n++) {
+        struct tv_experts tiles = {.rows = 700, .hidden = 72, .inter = 392, .experts = 3};
+        tiles.top_k = 2;
+        tiles.w_dtype = TV_BF16;
+        tiles.products = n == 0 ? TV_PRODUCTS_EXACT : TV_PRODUCTS_BF16;
+        one_experts(c, &tiles);
+    }
     products_singly(c, 1);
     products_singly(c, 40);
     products_singly(c, 700);

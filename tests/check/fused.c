@@ -39,14 +39,16 @@ static enum tv_products products_draw(struct check *c)
     return (enum tv_products)check_range(c, 0, 1);
 }
 
-static void one_pair(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t k)
+/* n_most: of either matrix's rows. */
+static void one_pair(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t k, int32_t n_most)
 {
     enum tv_products products = products_draw(c);
     struct tv_linear a[2], single[2];
     float *x = values_upload(c, (int64_t)rows * k);
     size_t bytes[2];
     for (int i = 0; i < 2; i++) {
-        int32_t n = check_range(c, 1, 90);
+        int32_t n = check_range(c, 1, n_most);
+        n += rows > 128 ? n % 2 : 0; /* even, as other kernels of a device want it */
         a[i] = (struct tv_linear){.rows = rows, .n = n, .k = k, .groups = 1, .w_dtype = dtype};
         a[i].x = x;
         a[i].products = products;
@@ -284,7 +286,7 @@ void check_fused(struct check *c)
         for (int32_t n = 0; n < c->scale; n++) {
             int32_t k = 8 * check_range(c, 1, 160);
             if (c->k->linear_pair != NULL) {
-                one_pair(c, i % 4 == 3 ? TV_F32 : TV_BF16, rows[i], k);
+                one_pair(c, i % 4 == 3 ? TV_F32 : TV_BF16, rows[i], k, 90);
             }
             if (c->k->query != NULL) {
                 one_query(c, i % 4 == 2 ? TV_F32 : TV_BF16, TV_BF16, rows[i]);
@@ -296,6 +298,9 @@ void check_fused(struct check *c)
                 one_moe(c, TV_BF16, rows[i], hidden, inter, 2 * inter);
             }
         }
+    }
+    for (int32_t n = 0; n < 3 * c->scale && c->k->linear_pair != NULL; n++) {
+        one_pair(c, TV_BF16, check_range(c, 300, 700), 8 * check_range(c, 1, 80), 1600);
     }
     if (c->k->moe != NULL) { /* warps without a share of routed products have one of shared ones */
         one_moe(c, TV_BF16, 12, 1160, 520, 1040);
