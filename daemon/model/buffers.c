@@ -131,7 +131,8 @@ static int stage_take(struct tv_model *model, struct tv_model_stage *stage)
     size_t rows = (size_t)options->prefill_rows, requests = (size_t)options->requests_max;
     size_t pages = ((size_t)options->max_len + TV_TREE_NODES_MAX) / (size_t)options->page_size + 1;
     stage->bytes = rows * (sizeof(int64_t) + 3 * sizeof(int32_t)) +
-                   requests * (3 + pages) * sizeof(int32_t) + 16 * 64; /* and the gaps */
+                   requests * (3 + pages) * sizeof(int32_t) + pages * sizeof(int32_t) +
+                   16 * 64; /* a prompt's pages, and the gaps */
     stage->host = malloc(stage->bytes);
     stage->device = tv_model_alloc(model, stage->bytes);
     return stage->host == NULL || stage->device == NULL ? -ENOMEM : 0;

@@ -35,6 +35,14 @@ int tv_forward_taps(const struct tv_model *model);
 int tv_forward_latent(struct tv_forward *pass, int32_t layer,
                       const struct tv_model_tensor **ret_query, const float **ret_input,
                       int32_t *ret_dim);
+/* prefill.c: latent and rotated key into the pages, and full queries [rows, heads, nope + rope]
+ * into q, rope part rotated. */
+int tv_forward_queries(struct tv_forward *pass, int32_t layer);
+/* prefill.c: expanded attention of the pass's rows from `first` on, consecutive tokens of one
+ * sequence from position `start` on; page_table device [pages of the sequence]. */
+void tv_forward_prefill_args(const struct tv_forward *pass, int32_t layer, int32_t first,
+                             int32_t start, const int32_t *page_table,
+                             struct tv_prefill_attn *ret_args);
 /* For backends that have linear_pair: layer norm, ckv, and full queries [rows, heads, nope + rope]
  * into q, not rotated. Nothing is written to the pages. */
 int tv_forward_products(struct tv_forward *pass, int32_t layer);

@@ -151,6 +151,22 @@ struct tv_model_item {
 int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
                     const struct tv_model_item *items, int32_t count, tv_model_layer_hook *hook,
                     void *hook_context, const float **ret_logits);
+/* Known tokens of one more sequence, which ride along in a verify pass. */
+struct tv_model_rider {
+    const struct tv_cache_seq *seq; /* none of the items'; has `count` scratch rows reserved */
+    const int32_t *tokens;          /* host [count], behind the committed rows */
+    int32_t count;
+    int draws; /* the logits of the last one are wanted */
+};
+
+/* tv_model_verify, and in the same pass what tv_model_prefill does of the rider's tokens; the bits
+ * of both are those of passes of their own. All weights are read once; attention is a call for
+ * either. Rows of both together may be prefill_rows. *ret_logits has one row more, the last, when
+ * the rider draws. Never a replay of a recording. */
+int tv_model_verify_shared(struct tv_model *model, struct tv_cache *cache,
+                           const struct tv_model_item *items, int32_t count,
+                           const struct tv_model_rider *rider, tv_model_layer_hook *hook,
+                           void *hook_context, const float **ret_logits);
 /* Let a backend that can do so record the verify passes over this cache, once, at the start: later
  * passes without a hook are replays. The cache outlives the last pass, not the model. */
 int tv_model_record(struct tv_model *model, struct tv_cache *cache);

@@ -46,8 +46,7 @@ static int stage_fill(struct tv_forward *pass, const struct tv_cache_seq *seq,
     return 0;
 }
 
-/* Full queries [rows, heads, nope + rope], rope part rotated. */
-static int queries(struct tv_forward *pass, int32_t layer)
+int tv_forward_queries(struct tv_forward *pass, int32_t layer)
 {
     struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
@@ -125,14 +124,16 @@ void tv_model_between_set(struct tv_model *model, void (*between_run)(void *cont
     model->between_context = context;
 }
 
-static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
-                     const int32_t *page_table)
+void tv_forward_prefill_args(const struct tv_forward *pass, int32_t layer, int32_t first,
+                             int32_t start, const int32_t *page_table,
+                             struct tv_prefill_attn *ret_args)
 {
-    struct tv_model *model = pass->model;
+    const struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
     const struct tv_cache_params *params = tv_cache_params(pass->cache);
-    struct tv_prefill_attn args = {
-        .rows = pass->rows,
+    int64_t heads = config->heads;
+    *ret_args = (struct tv_prefill_attn){
+        .rows = pass->rows - first,
         .start = start,
         .heads = config->heads,
         .nope_dim = config->nope_dim,
@@ -140,7 +141,7 @@ static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
         .v_dim = config->v_dim,
         .latent_dim = config->kv_lora,
         .softmax_scale = config->softmax_scale,
-        .q = model->buffers.q,
+        .q = model->buffers.q + first * heads * (config->nope_dim + config->rope_dim),
         .k_up = model->layers[layer].k_up.data,
         .v_up = model->layers[layer].v_up.data,
         .w_dtype = model->layers[layer].k_up.dtype,
@@ -149,11 +150,19 @@ static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
         .page_count = params->pages,
         .page_size = params->page_size,
         .page_table = page_table,
-        .out = model->buffers.values,
+        .out = model->buffers.values + first * heads * config->v_dim,
         .workspace = model->buffers.workspace,
         .workspace_bytes = model->buffers.workspace_bytes,
         .products = model->products,
     };
+}
+
+static int attention(struct tv_forward *pass, int32_t layer, int32_t start,
+                     const int32_t *page_table)
+{
+    struct tv_model *model = pass->model;
+    struct tv_prefill_attn args;
+    tv_forward_prefill_args(pass, layer, 0, start, page_table, &args);
     if (!is_interruptible(pass) || !model->kernels->host_memory) {
         return model->kernels->prefill_attn(model->kernels, &args);
     }
@@ -206,7 +215,7 @@ static int layers_run(struct tv_forward *pass, const struct tv_cache_seq *seq,
     for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
         err = tv_forward_tap(pass, layer);
         if (err == 0) {
-            err = queries(pass, layer);
+            err = tv_forward_queries(pass, layer);
         }
         if (err == 0) {
             err = attention(pass, layer, seq->len, page_table);

@@ -1,9 +1,10 @@
 /*
- * verify.c - the absorbed pass over draft trees.
+ * verify.c - the absorbed pass over draft trees, and some known tokens that ride along.
  *
  * The query of a head is multiplied into the latent space once (k_up transposed), attention runs on
  * the cached rows as they are, and v_up brings its result back. All trees of a pass are packed, row
- * after row; the mask follows from the parents.
+ * after row; the mask follows from the parents. A rider's rows come behind them: everything but
+ * attention runs over all rows together, and theirs is the expanded one, as in prefill.c.
  */
 #include <errno.h>
 
@@ -11,8 +12,11 @@
 
 /* Device lists of a verify pass beside those of struct tv_forward. */
 struct trees {
+    int32_t rows; /* of all trees; a rider's are those behind them */
     int32_t count, q_len, max_pages, kv_len_max;
     const int32_t *parents, *row_start, *prefix_len, *node_count, *page_table;
+    const struct tv_model_rider *rider; /* or NULL */
+    const int32_t *rider_pages;
 };
 
 static int item_check(const struct tv_model *model, const struct tv_model_item *item)
@@ -53,15 +57,34 @@ static int items_check(const struct tv_model *model, const struct tv_cache *cach
     return 0;
 }
 
+static int rider_check(const struct tv_model *model, const struct tv_model_rider *rider,
+                       int32_t tree_rows)
+{
+    const struct tv_model_options *options = &model->options;
+    const struct tv_cache_seq *seq = rider->seq;
+    if (rider->count < 1 || rider->count > options->prefill_rows - tree_rows ||
+        rider->count > seq->scratch || rider->count > options->max_len - seq->len ||
+        (rider->draws && tree_rows == options->rows_max)) {
+        return -EINVAL;
+    }
+    for (int32_t i = 0; i < rider->count; i++) {
+        if (rider->tokens[i] < 0 || rider->tokens[i] >= model->config.vocab) {
+            return -EINVAL;
+        }
+    }
+    return 0;
+}
+
 /* Host side of the stage. */
 struct staged {
     int64_t *slots;
     int32_t *tokens, *positions, *parents;       /* [rows] */
     int32_t *starts, *prefixes, *counts, *pages; /* [count], pages [count, max_pages] */
+    int32_t *rider_pages;                        /* [pages of its sequence] */
 };
 
 /* Cut the stage for the pass's rows and the trees' count and max_pages: nothing else decides where
- * a list is, so a recording finds it again. */
+ * a list is, so a recording finds it again. A rider's own list comes behind these. */
 static int stage_cut(struct tv_forward *pass, struct trees *trees, struct staged *ret)
 {
     struct tv_model_stage *stage = &pass->model->buffers.stage;
@@ -90,7 +113,12 @@ static int stage_cut(struct tv_forward *pass, struct trees *trees, struct staged
     trees->prefix_len = prefixes;
     trees->node_count = counts;
     trees->page_table = pages;
-    return 0;
+    if (trees->rider != NULL) {
+        size_t own = (size_t)trees->rider->seq->page_count;
+        ret->rider_pages = tv_forward_stage(stage, own * sizeof *ret->rider_pages, &pages);
+        trees->rider_pages = pages;
+    }
+    return trees->rider == NULL || ret->rider_pages != NULL ? 0 : -EINVAL;
 }
 
 /* Per row: slot, token, position, parent. Rows that only fill up a recording belong to no tree:
@@ -107,6 +135,13 @@ static void stage_rows(const struct tv_forward *pass, const struct trees *trees,
             to->positions[row] = item->seq->len + item->depths[i];
             to->parents[row] = item->parents[i];
         }
+    }
+    const struct tv_model_rider *rider = trees->rider;
+    for (int32_t i = 0; rider != NULL && i < rider->count; i++, row++) {
+        to->slots[row] = tv_cache_slot(pass->cache, rider->seq, rider->seq->len + i);
+        to->tokens[row] = rider->tokens[i];
+        to->positions[row] = rider->seq->len + i;
+        to->parents[row] = -1;
     }
     for (; row < pass->rows; row++) {
         to->slots[row] = -1;
@@ -131,6 +166,9 @@ static void stage_trees(const struct trees *trees, const struct tv_model_item *i
         for (int32_t i = 0; i < trees->max_pages; i++) {
             table[i] = i < seq->page_count ? seq->pages[i] : -1;
         }
+    }
+    for (int32_t i = 0; trees->rider != NULL && i < trees->rider->seq->page_count; i++) {
+        to->rider_pages[i] = trees->rider->seq->pages[i];
     }
 }
 
@@ -179,6 +217,31 @@ static int queries_joined(struct tv_forward *pass, int32_t layer)
         err = model->kernels->query(model->kernels, &args);
     }
     return err;
+}
+
+/* q_abs[r][h] = k_up^T . q[r][h], of vectors that are q_stride apart; the rope part is there. */
+static int absorb(struct tv_forward *pass, int32_t layer, int32_t q_stride)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    int32_t row_dim = config->kv_lora + config->rope_dim;
+    struct tv_linear args = {
+        .rows = pass->rows,
+        .n = config->kv_lora,
+        .k = config->nope_dim,
+        .groups = config->heads,
+        .x = model->buffers.q,
+        .x_row_stride = (int64_t)config->heads * q_stride,
+        .x_group_stride = q_stride,
+        .w = model->extra[layer].k_up_t,
+        .w_dtype = model->layers[layer].k_up.dtype,
+        .w_group_stride = (int64_t)config->kv_lora * config->nope_dim,
+        .y = model->buffers.q_abs,
+        .y_row_stride = (int64_t)config->heads * row_dim,
+        .y_group_stride = row_dim,
+        .products = model->products,
+    };
+    return model->kernels->linear(model->kernels, &args);
 }
 
 /* Absorbed queries [rows, heads, kv_lora + rope]: k_up^T . q_nope beside the rotated q_rope. */
@@ -235,23 +298,7 @@ static int queries_apart(struct tv_forward *pass, int32_t layer)
     if (err != 0) {
         return err;
     }
-    struct tv_linear absorb = {
-        .rows = pass->rows,
-        .n = config->kv_lora,
-        .k = config->nope_dim,
-        .groups = config->heads,
-        .x = b->q,
-        .x_row_stride = (int64_t)config->heads * config->nope_dim,
-        .x_group_stride = config->nope_dim,
-        .w = model->extra[layer].k_up_t,
-        .w_dtype = model->layers[layer].k_up.dtype,
-        .w_group_stride = (int64_t)config->kv_lora * config->nope_dim,
-        .y = b->q_abs,
-        .y_row_stride = (int64_t)config->heads * row_dim,
-        .y_group_stride = row_dim,
-        .products = model->products,
-    };
-    return kernels->linear(kernels, &absorb);
+    return absorb(pass, layer, config->nope_dim);
 }
 
 /* Queries in the type of the pages. */
@@ -267,12 +314,37 @@ static int queries_cast(struct tv_forward *pass)
     return model->kernels->to_bf16(model->kernels, count, b->q_abs, b->q_abs_bf16);
 }
 
-static int queries(struct tv_forward *pass, int32_t layer, const void **ret_queries)
+/* Full queries of all rows in one product, then those of the trees absorbed. */
+static int queries_shared(struct tv_forward *pass, const struct trees *trees, int32_t layer)
+{
+    struct tv_model *model = pass->model;
+    const struct tv_model_config *config = &model->config;
+    struct tv_model_buffers *b = &model->buffers;
+    struct tv_forward own = *pass;
+    size_t head = (size_t)(config->nope_dim + config->rope_dim) * sizeof(float);
+    size_t row = (size_t)(config->kv_lora + config->rope_dim) * sizeof(float);
+    own.rows = trees->rows;
+    int err = tv_forward_queries(pass, layer);
+    if (err == 0) {
+        err = model->kernels->copy(
+            model->kernels, b->q_abs + config->kv_lora, row, b->q + config->nope_dim, head,
+            (size_t)config->rope_dim * sizeof(float), own.rows * config->heads);
+    }
+    if (err == 0) {
+        err = absorb(&own, layer, config->nope_dim + config->rope_dim);
+    }
+    return err == 0 ? queries_cast(&own) : err;
+}
+
+static int queries(struct tv_forward *pass, const struct trees *trees, int32_t layer,
+                   const void **ret_queries)
 {
     struct tv_model *model = pass->model;
     int is_f32 = tv_cache_params(pass->cache)->dtype == TV_F32;
     int err = -ENOTSUP;
-    if (model->kernels->query != NULL && !model->queries_apart) {
+    if (trees->rider != NULL) {
+        err = queries_shared(pass, trees, layer);
+    } else if (model->kernels->query != NULL && !model->queries_apart) {
         err = queries_joined(pass, layer);
     }
     if (err == -ENOTSUP) {
@@ -284,13 +356,13 @@ static int queries(struct tv_forward *pass, int32_t layer, const void **ret_quer
     return err;
 }
 
-/* values[r][h] = v_up[h] . latent[r][h] */
-static int values_up(struct tv_forward *pass, int32_t layer)
+/* values[r][h] = v_up[h] . latent[r][h], of the trees' rows */
+static int values_up(struct tv_forward *pass, const struct trees *trees, int32_t layer)
 {
     struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
     struct tv_linear args = {
-        .rows = pass->rows,
+        .rows = trees->rows,
         .n = config->v_dim,
         .k = config->kv_lora,
         .groups = config->heads,
@@ -346,6 +418,35 @@ static int attention(struct tv_forward *pass, const struct trees *trees, int32_t
     return err;
 }
 
+/* The rider's rows over their own sequence. */
+static int rider_attention(struct tv_forward *pass, const struct trees *trees, int32_t layer)
+{
+    struct tv_prefill_attn args;
+    if (trees->rider == NULL) {
+        return 0;
+    }
+    tv_forward_prefill_args(pass, layer, trees->rows, trees->rider->seq->len, trees->rider_pages,
+                            &args);
+    return pass->model->kernels->prefill_attn(pass->model->kernels, &args);
+}
+
+/* Logits of the trees' rows and, behind them, of the rider's last one, which takes the place of its
+ * first: all that is left of the pass. */
+static int head(struct tv_forward *pass, const struct trees *trees)
+{
+    struct tv_model *model = pass->model;
+    size_t row = (size_t)model->config.hidden * sizeof(float);
+    int draws = trees->rider != NULL && trees->rider->draws;
+    int32_t rows = trees->rows;
+    int err = 0;
+    if (draws && pass->rows > rows + 1) {
+        const char *x = (const char *)model->buffers.x;
+        err = model->kernels->copy(model->kernels, (char *)model->buffers.x + (size_t)rows * row,
+                                   row, x + (size_t)(pass->rows - 1) * row, row, row, 1);
+    }
+    return err == 0 ? tv_forward_head(pass, 0, rows + draws) : err;
+}
+
 /* Everything behind the upload of the stage. */
 static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_model_layer_hook *hook,
                       void *hook_context)
@@ -355,13 +456,16 @@ static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_mod
     for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
         err = tv_forward_tap(pass, layer);
         if (err == 0) {
-            err = queries(pass, layer, &rows);
+            err = queries(pass, trees, layer, &rows);
         }
         if (err == 0) {
             err = attention(pass, trees, layer, rows, hook, hook_context);
         }
         if (err == 0) {
-            err = values_up(pass, layer);
+            err = values_up(pass, trees, layer);
+        }
+        if (err == 0) {
+            err = rider_attention(pass, trees, layer);
         }
         if (err == 0) {
             err = tv_forward_rest(pass, layer);
@@ -370,7 +474,7 @@ static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_mod
     if (err == 0) {
         err = tv_forward_tap(pass, pass->model->config.layers);
     }
-    return err == 0 ? tv_forward_head(pass, 0, pass->rows) : err;
+    return err == 0 ? head(pass, trees) : err;
 }
 
 int tv_model_verify_record(struct tv_model *model, struct tv_cache *cache, int32_t rows,
@@ -379,7 +483,7 @@ int tv_model_verify_record(struct tv_model *model, struct tv_cache *cache, int32
     struct tv_kernels *kernels = model->kernels;
     struct tv_forward pass = {
         .model = model, .cache = cache, .rows = rows, .taps = tv_forward_taps(model)};
-    struct trees trees = {.count = count};
+    struct trees trees = {.rows = rows, .count = count};
     struct staged staged;
     void *recording = NULL;
     trees_bound(model, rows, &trees);
@@ -403,28 +507,33 @@ int tv_model_verify_record(struct tv_model *model, struct tv_cache *cache, int32
     return err;
 }
 
-int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
-                    const struct tv_model_item *items, int32_t count, tv_model_layer_hook *hook,
-                    void *hook_context, const float **ret_logits)
+int tv_model_verify_shared(struct tv_model *model, struct tv_cache *cache,
+                           const struct tv_model_item *items, int32_t count,
+                           const struct tv_model_rider *rider, tv_model_layer_hook *hook,
+                           void *hook_context, const float **ret_logits)
 {
     struct tv_kernels *kernels = model->kernels;
     struct tv_forward pass = {.model = model, .cache = cache, .taps = tv_forward_taps(model)};
-    struct trees trees = {.count = count};
+    struct trees trees = {.count = count, .rider = rider};
     struct staged staged;
     const struct tv_model_recording *recording = NULL;
-    int err = items_check(model, cache, items, count, &pass.rows);
+    int err = items_check(model, cache, items, count, &trees.rows);
+    if (err == 0 && rider != NULL) {
+        err = rider_check(model, rider, trees.rows);
+    }
     if (err != 0) {
         return err;
     }
-    if (hook == NULL) {
-        recording = tv_model_recording_find(model, cache, pass.rows, count);
+    if (hook == NULL && rider == NULL) {
+        recording = tv_model_recording_find(model, cache, trees.rows, count);
     }
     if (recording != NULL) {
-        pass.rows = recording->rows;
-        trees_bound(model, pass.rows, &trees);
+        trees.rows = recording->rows;
+        trees_bound(model, trees.rows, &trees);
     } else {
         trees_measure(&trees, items);
     }
+    pass.rows = trees.rows + (rider != NULL ? rider->count : 0);
     err = stage_cut(&pass, &trees, &staged);
     if (err != 0) {
         return err;
@@ -443,4 +552,11 @@ int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
         *ret_logits = model->buffers.logits;
     }
     return err;
+}
+
+int tv_model_verify(struct tv_model *model, struct tv_cache *cache,
+                    const struct tv_model_item *items, int32_t count, tv_model_layer_hook *hook,
+                    void *hook_context, const float **ret_logits)
+{
+    return tv_model_verify_shared(model, cache, items, count, NULL, hook, hook_context, ret_logits);
 }

@@ -16,6 +16,11 @@
 #include "base/clock.h"
 #include "verify/walk.h"
 
+/* A device reads the weights for the rounds anyway, and rows up to about so many cost it little
+ * more; a processor pays for each. */
+#define RIDER_ROWS      128
+#define HOST_RIDER_ROWS 32
+
 static int context_open(struct tv_engine *engine, struct tv_context **ret_context)
 {
     (void)engine;
@@ -230,22 +235,31 @@ static void hook_fan(void *context, int32_t layer, const struct tv_verify_attn *
 }
 
 /* The pass, and the draws. *ret_us: their time on a device, or that of the call where the backend
- * has no other. */
+ * has no other. rider: NULL, or admitted. */
 static int launch(struct tv_verify_engine *self, const struct tv_round_in *in, int32_t slot_count,
-                  const float **ret_logits, int64_t *ret_us)
+                  const struct tv_rider *rider, const float **ret_logits, int64_t *ret_us)
 {
     struct tv_engine_fan fan = {.in = in, .slots = self->slots, .slot_count = slot_count};
     struct tv_kernels *kernels = self->engine.kernels;
     int64_t start_us = tv_clock_us();
+    struct tv_model_rider tokens = {0};
     int hooked = 0, tapped = 0;
     double device_us = -1.0;
     for (int32_t s = 0; s < slot_count; s++) {
         hooked |= in[self->slots[s].round].hook != NULL;
         tapped |= in[self->slots[s].round].want_hidden;
     }
+    if (rider != NULL) {
+        tapped |= rider->hidden.rows > 0;
+        tokens = (struct tv_model_rider){.seq = &rider->context->seq,
+                                         .tokens = rider->tokens,
+                                         .count = rider->count,
+                                         .draws = rider->rule != NULL};
+    }
     tv_model_taps_set(self->engine.model, tapped);
-    int rc = tv_model_verify(self->engine.model, self->engine.cache, self->items, slot_count,
-                             hooked ? hook_fan : NULL, &fan, ret_logits);
+    int rc = tv_model_verify_shared(self->engine.model, self->engine.cache, self->items, slot_count,
+                                    rider != NULL ? &tokens : NULL, hooked ? hook_fan : NULL, &fan,
+                                    ret_logits);
     if (rc == 0) {
         rc = tv_engine_draw_slots(self, in, slot_count, *ret_logits);
     }
@@ -296,10 +310,13 @@ static int round_settle(struct tv_verify_engine *self, const struct tv_engine_sl
     return rc;
 }
 
-static int engine_verify(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
-                         struct tv_round_out *out)
+static int engine_verify_shared(struct tv_engine *engine, const struct tv_round_in *in,
+                                int32_t count, struct tv_round_out *out, struct tv_rider *rider)
 {
     struct tv_verify_engine *self = (struct tv_verify_engine *)engine;
+    if (rider != NULL) {
+        rider->rc = -EAGAIN;
+    }
     if (count < 1 || count > engine->requests_max) {
         return -EINVAL;
     }
@@ -316,8 +333,11 @@ static int engine_verify(struct tv_engine *engine, const struct tv_round_in *in,
     if (slot_count == 0) {
         return first_rc;
     }
+    const struct tv_engine_slot *last = &self->slots[slot_count - 1];
+    int32_t tree_rows = last->row_start + last->rows;
+    int rides = rider != NULL && tv_engine_rider_admit(self, rider, tree_rows);
     const float *logits = NULL;
-    int rc = launch(self, in, slot_count, &logits, &device_us);
+    int rc = launch(self, in, slot_count, rides ? rider : NULL, &logits, &device_us);
     first_rc = rc != 0 ? rc : first_rc;
     for (int32_t s = 0; s < slot_count; s++) {
         const struct tv_engine_slot *slot = &self->slots[s];
@@ -332,7 +352,18 @@ static int engine_verify(struct tv_engine *engine, const struct tv_round_in *in,
         first_rc = first_rc != 0 ? first_rc : settle_rc;
         answer->device_us = device_us;
     }
+    if (rides) { /* last: its draw takes the place of a round's */
+        const float *row = rc == 0 ? logits + (int64_t)tree_rows * engine->vocab : NULL;
+        tv_engine_rider_settle(self, rider, rc, tree_rows, row);
+        rider->device_us = device_us;
+    }
     return first_rc;
+}
+
+static int engine_verify(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
+                         struct tv_round_out *out)
+{
+    return engine_verify_shared(engine, in, count, out, NULL);
 }
 
 double tv_engine_near_tie(const struct tv_engine *engine)
@@ -418,6 +449,7 @@ static const struct tv_engine_ops engine_ops = {
     .prefill = tv_engine_prefill,
     .prefill_hidden = tv_engine_prefill_hidden,
     .verify = engine_verify,
+    .verify_shared = engine_verify_shared,
     .self_test = engine_self_test,
     .progress = engine_progress,
     .destroy = engine_destroy,
@@ -514,6 +546,7 @@ int tv_verify_engine_create(struct tv_kernels *kernels, struct tv_model *model,
                            .requests_max = options->requests_max,
                            .rows_max = rows_max,
                            .prefill_rows = options->prefill_rows,
+                           .rider_rows = kernels->host_memory ? HOST_RIDER_ROWS : RIDER_ROWS,
                            .model = model,
                            .cache = cache,
                            .kernels = kernels};

@@ -86,6 +86,12 @@ int tv_engine_prefill_hidden(struct tv_engine *engine, struct tv_context *contex
                              const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
                              struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage,
                              struct tv_slice_hidden *hidden);
+/* prefill.c: a rider before its launch and after it. admit: 1 when its rows are reserved, else
+ * rider->rc says why not. settle: the launch said rc; `first` is its first row of the launch, and
+ * logits its row of logits, when it draws. */
+int tv_engine_rider_admit(struct tv_verify_engine *self, struct tv_rider *rider, int32_t rows);
+void tv_engine_rider_settle(struct tv_verify_engine *self, struct tv_rider *rider, int rc,
+                            int32_t first, const float *logits);
 /* rows.c - what becomes of a launch's logits. `logits` is the device pointer of row 0. */
 
 /* Draw the rows of one slot. On a host backend nothing happens yet: rows are drawn as walked. */
@@ -101,8 +107,9 @@ int tv_engine_answer(struct tv_verify_engine *self, const struct tv_engine_slot 
 
 /* Values of a row as it is handed out; 0: none of the kind is. */
 int64_t tv_engine_hidden_width(const struct tv_verify_engine *self, int project);
-/* The hidden rows that a slice of `count` tokens shall hand out. -EDOM: one is not finite. */
-int tv_engine_slice_hidden(struct tv_verify_engine *self, int32_t count,
+/* The hidden rows that a slice shall hand out whose last row is before row `end` of its pass.
+ * -EDOM: one is not finite. */
+int tv_engine_slice_hidden(struct tv_verify_engine *self, int32_t end,
                            struct tv_slice_hidden *hidden);
 int tv_engine_all_finite(const float *values, int64_t count);
 /* The view of one request (rows row_start .. + rows) of a packed launch. */

@@ -1,5 +1,6 @@
 /*
- * prefill.c - known tokens as KV of a context, a slice a call, and the token drawn behind them.
+ * prefill.c - known tokens as KV of a context, a slice a call or in a launch of rounds, and the
+ * token drawn behind them.
  *
  * A slice that fails leaves the context as it was. Refuses slices beyond what the engine takes.
  */
@@ -59,6 +60,28 @@ static int slice_run(struct tv_verify_engine *self, struct tv_context *context,
     return rc;
 }
 
+/* The reserved rows of a slice are its context's; exact: they were computed, from rows that were.
+ */
+static int slice_commit(struct tv_cache *cache, struct tv_cache_seq *seq, int32_t count, int exact)
+{
+    exact = exact && seq->exact == seq->len; /* a row depends on all before it */
+    int rc = tv_cache_commit(cache, seq, NULL, count);
+    if (rc == 0 && exact) {
+        seq->exact = seq->len;
+    }
+    return rc;
+}
+
+static int slice_check(const struct tv_engine *engine, const struct tv_context *context,
+                       const int32_t *tokens, int32_t count)
+{
+    return count < 1 || count > engine->prefill_rows ||
+                   context->seq.len > engine->max_len - count ||
+                   tv_engine_tokens_check(engine, tokens, count) != 0
+               ? -EINVAL
+               : 0;
+}
+
 int tv_engine_prefill_hidden(struct tv_engine *engine, struct tv_context *context,
                              const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
                              struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage,
@@ -66,11 +89,10 @@ int tv_engine_prefill_hidden(struct tv_engine *engine, struct tv_context *contex
 {
     struct tv_verify_engine *self = (struct tv_verify_engine *)engine;
     struct tv_cache_seq *seq = &context->seq;
-    if (count < 1 || count > engine->prefill_rows || seq->len > engine->max_len - count ||
-        tv_engine_tokens_check(engine, tokens, count) != 0) {
-        return -EINVAL;
+    int rc = slice_check(engine, context, tokens, count);
+    if (rc == 0) {
+        rc = tv_cache_reserve(engine->cache, seq, count, ret_shortage);
     }
-    int rc = tv_cache_reserve(engine->cache, seq, count, ret_shortage);
     if (rc != 0) {
         return rc;
     }
@@ -82,11 +104,7 @@ int tv_engine_prefill_hidden(struct tv_engine *engine, struct tv_context *contex
         tv_cache_drop(engine->cache, seq);
         return rc;
     }
-    int exact = !invents && seq->exact == seq->len; /* a row depends on all before it */
-    rc = tv_cache_commit(engine->cache, seq, NULL, count);
-    if (rc == 0 && exact) {
-        seq->exact = seq->len;
-    }
+    rc = slice_commit(engine->cache, seq, count, !invents);
     if (rc == 0 && rule != NULL) {
         *ret_drawn = drawn;
     }
@@ -100,4 +118,38 @@ int tv_engine_prefill(struct tv_engine *engine, struct tv_context *context, cons
     struct tv_slice_hidden none = {.rows = 0};
     return tv_engine_prefill_hidden(engine, context, tokens, count, rule, ret_drawn, ret_shortage,
                                     &none);
+}
+
+int tv_engine_rider_admit(struct tv_verify_engine *self, struct tv_rider *rider, int32_t rows)
+{
+    const struct tv_engine *engine = &self->engine;
+    rider->rc = slice_check(engine, rider->context, rider->tokens, rider->count);
+    if (rider->rc == 0 && (rider->count > engine->prefill_rows - rows ||
+                           (rider->rule != NULL && rows == engine->rows_max))) {
+        rider->rc = -EINVAL;
+    }
+    if (rider->rc == 0) {
+        rider->rc =
+            tv_cache_reserve(engine->cache, &rider->context->seq, rider->count, &rider->shortage);
+    }
+    return rider->rc == 0;
+}
+
+void tv_engine_rider_settle(struct tv_verify_engine *self, struct tv_rider *rider, int rc,
+                            int32_t first, const float *logits)
+{
+    struct tv_cache *cache = self->engine.cache;
+    struct tv_cache_seq *seq = &rider->context->seq;
+    if (rc == 0 && rider->hidden.rows > 0) {
+        rc = tv_engine_slice_hidden(self, first + rider->count, &rider->hidden);
+    }
+    if (rc == 0 && rider->rule != NULL) {
+        rc = prefill_draw(self, logits, seq->len + rider->count, rider->rule, &rider->drawn);
+    }
+    if (rc == 0) {
+        rc = slice_commit(cache, seq, rider->count, 1);
+    } else {
+        tv_cache_drop(cache, seq);
+    }
+    rider->rc = rc;
 }

@@ -256,11 +256,11 @@ static int hidden_take(struct tv_verify_engine *self, int32_t first, int32_t row
                    : tv_model_taps_rows(model, first, rows, ret_rows);
 }
 
-int tv_engine_slice_hidden(struct tv_verify_engine *self, int32_t count,
+int tv_engine_slice_hidden(struct tv_verify_engine *self, int32_t end,
                            struct tv_slice_hidden *hidden)
 {
     int64_t width = tv_engine_hidden_width(self, hidden->project);
-    int rc = hidden_take(self, count - hidden->rows, hidden->rows, hidden->project, &hidden->data);
+    int rc = hidden_take(self, end - hidden->rows, hidden->rows, hidden->project, &hidden->data);
     if (rc == 0 && !tv_engine_all_finite(hidden->data, hidden->rows * width)) {
         rc = -EDOM;
     }

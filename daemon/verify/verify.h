@@ -94,6 +94,21 @@ struct tv_slice_hidden {
                         * the next call */
 };
 
+/* Known tokens that ride along in a launch of rounds. */
+struct tv_rider {
+    struct tv_context *context; /* none of the rounds' */
+    const int32_t *tokens;
+    int32_t count;                    /* with the rounds' nodes within prefill_rows */
+    const struct tv_round_rule *rule; /* not NULL: draw the next token too; the rounds' nodes are
+                                       * fewer than rows_max then */
+    struct tv_slice_hidden hidden;
+    /* Set by the engine. What prefill would say; -EAGAIN: no round came to run, nor did it. */
+    int rc;
+    struct tv_drawn drawn;
+    struct tv_cache_shortage shortage;
+    int64_t device_us; /* of the launch */
+};
+
 /* Any call that works on the device may say -ENOTRECOVERABLE: the device is lost, this call has
  * committed nothing, and no later one will succeed. */
 struct tv_engine_ops {
@@ -131,6 +146,11 @@ struct tv_engine_ops {
     /* Run the rounds of `count` different contexts in one launch; each has its own outcome. */
     int (*verify)(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
                   struct tv_round_out *out);
+    /* The same, and in the same launch what prefill does of the rider's tokens, which come to have
+     * pages when all rounds have theirs. Neither the rounds nor the rider have other results for
+     * it. NULL: the engine has no such launches. */
+    int (*verify_shared)(struct tv_engine *engine, const struct tv_round_in *in, int32_t count,
+                         struct tv_round_out *out, struct tv_rider *rider);
     /* End a held round: its rows nodes[0..count), ascending, are committed and the others given
      * back; count 0: all of them, also when none is held. -EIO: all are given back. */
     int (*settle)(struct tv_engine *engine, struct tv_context *context, const int32_t *nodes,
@@ -157,6 +177,7 @@ struct tv_engine {
     int32_t vocab, max_len, nodes_max, requests_max;
     int32_t rows_max;     /* nodes of all rounds of one verify call together */
     int32_t prefill_rows; /* largest slice */
+    int32_t rider_rows;   /* tokens that ride along in a launch, at most; 0: none do */
     /* Of one path of this checkpoint, measured by the start's judge; with products that are not
      * exact no less than what they move a logit by. */
     double noise;
