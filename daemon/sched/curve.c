@@ -9,13 +9,18 @@
 
 #define SAMPLES ((int32_t)(sizeof((struct curve_point *)0)->us / sizeof(int64_t)))
 
-void tv_sched_curve_add(struct curve_point *points, int32_t nodes, int64_t us)
+static int32_t point_of(int32_t nodes)
 {
     int32_t i = 0;
     while (i < TV_SCHED_CURVE_POINTS - 1 && (1 << i) < nodes) {
         i++;
     }
-    struct curve_point *point = &points[i];
+    return i;
+}
+
+void tv_sched_curve_add(struct curve_point *points, int32_t nodes, int64_t us)
+{
+    struct curve_point *point = &points[point_of(nodes)];
     point->us[point->next] = us;
     point->next = (point->next + 1) % SAMPLES;
     point->count += point->count < SAMPLES ? 1 : 0;
@@ -27,16 +32,26 @@ static int compare(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
+static int64_t median(const struct curve_point *point)
+{
+    struct curve_point sorted = *point;
+    qsort(sorted.us, (size_t)sorted.count, sizeof sorted.us[0], compare);
+    return sorted.us[sorted.count / 2];
+}
+
+int64_t tv_sched_curve_median(const struct curve_point *points, int32_t nodes)
+{
+    const struct curve_point *point = &points[point_of(nodes)];
+    return point->count > 0 ? median(point) : -1;
+}
+
 int32_t tv_sched_curve_read(const struct curve_point *points, int64_t (*ret_pairs)[2])
 {
     int32_t pairs = 0;
     for (int32_t i = 0; i < TV_SCHED_CURVE_POINTS; i++) {
-        int32_t count = points[i].count;
-        if (count > 0) {
-            struct curve_point sorted = points[i];
-            qsort(sorted.us, (size_t)count, sizeof sorted.us[0], compare);
+        if (points[i].count > 0) {
             ret_pairs[pairs][0] = 1 << i;
-            ret_pairs[pairs][1] = sorted.us[count / 2];
+            ret_pairs[pairs][1] = median(&points[i]);
             pairs++;
         }
     }

@@ -144,6 +144,14 @@ struct curve_point {
     int32_t count, next;
 };
 
+/* Tokens of prompts in launches of rounds; share.c. */
+struct tv_sched_share {
+    int32_t rows;     /* that the next launch takes along, at most */
+    int32_t keys;     /* of tokens before this position alone */
+    int64_t token_ns; /* what a token adds to a launch */
+    struct curve_point slices[TV_SCHED_CURVE_POINTS]; /* what slices take, by their rows */
+};
+
 /* Trees that were verified last, and how many sessions a status lists. */
 #define TV_SCHED_TREES    8
 #define TV_SCHED_SESSIONS 64
@@ -215,7 +223,11 @@ struct tv_sched {
     int32_t rounds_last[2]; /* rounds of the last launch and the one before */
     int64_t between_us;     /* of launches between the parts of slices, in all */
     struct job *sliced;     /* a slice of it is under way */
-    struct job **batch;     /* [engine->requests_max] */
+    struct tv_sched_share share;
+    struct job *rider;  /* whose tokens go along with the launch that was picked; NULL: nobody's */
+    int32_t rider_rows; /* how many */
+    int rode;           /* the last engine call was a launch that took some along */
+    struct job **batch; /* [engine->requests_max] */
     struct tv_round_in *batch_in;
     struct tv_round_out *batch_out;
     struct tv_shadow_round **batch_shadow;
@@ -329,11 +341,20 @@ void tv_sched_pick_start(struct tv_sched *sched);
 /* A round that computes nothing, or NULL: its session has nothing else under way, so it waits for
  * no launch and no slice. */
 struct job *tv_sched_pick_pages(struct tv_sched *sched);
-/* Fill sched->batch with rounds that are ready. Their number; 0 with *wake_us lowered when more are
- * worth waiting for. */
+/* Fill sched->batch with rounds that are ready, and sched->rider. Their number; 0 with *wake_us
+ * lowered when more are worth waiting for. */
 int32_t tv_sched_pick_launch(struct tv_sched *sched, int64_t now_us, int64_t *wake_us);
-/* The job whose next slice is due, and how many rows it may have; or NULL. */
-struct job *tv_sched_pick_slice(struct tv_sched *sched, int64_t now_us, int32_t *ret_rows);
+/* The job whose next slice is due, and how many rows it may have; or NULL, also when rounds that
+ * are ready, or on their way until *wake_us, take tokens along instead. */
+struct job *tv_sched_pick_slice(struct tv_sched *sched, int64_t now_us, int32_t *ret_rows,
+                                int64_t *wake_us);
+/* share.c, with the lock. may: could a launch of rounds take tokens of this prompt along? rows: how
+ * many tokens one of so many nodes takes along; 0: none. note: one has, and took so long. */
+void tv_sched_share_init(struct tv_sched_share *share);
+int tv_sched_share_may(const struct tv_sched *sched, const struct job *job);
+int32_t tv_sched_share_rows(struct tv_sched *sched, const struct job *job, int32_t nodes);
+void tv_sched_share_note(struct tv_sched *sched, const struct job *job, int32_t rows, int32_t nodes,
+                         int64_t took_us);
 
 /* late.c, with the lock: queued jobs of one list that may not start any more are dropped, and calls
  * of others leave them; waits for the rounds of a list that are over are answered. Whose replies
@@ -354,6 +375,11 @@ void tv_sched_launch_run(struct tv_sched *sched, int32_t count);
 /* The engine, in the middle of a slice: rounds that are ready may go first. */
 void tv_sched_between(void *context);
 void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t rows_max);
+/* The same in a launch of rounds. ride: 1 and what of the prompt goes along, or 0: nothing does,
+ * and the job may have failed. rode: the launch is over. */
+int tv_sched_prefill_ride(struct tv_sched *sched, struct job *job, int32_t rows_max,
+                          struct tv_rider *ret_rider);
+void tv_sched_prefill_rode(struct tv_sched *sched, struct job *job, const struct tv_rider *rider);
 void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
                           struct tv_shadow_round *captured);
 /* Its oracles have spoken, or the server stops. */
@@ -486,6 +512,8 @@ void tv_sched_count_guess(struct tv_sched *sched, const struct tv_request *reque
 void tv_sched_count_skip(struct tv_sched *sched, enum tv_rule rule);
 /* What an engine call said. */
 void tv_sched_count_engine(struct tv_sched *sched, int rc);
+/* A launch of so many tree nodes, and tokens of a prompt that went along. */
+void tv_sched_count_launch(struct tv_sched *sched, int32_t rows, int32_t ridden);
 /* With the lock: an engine call begins. */
 void tv_sched_count_idle(struct tv_sched *sched, int64_t now_us);
 
@@ -498,6 +526,8 @@ void tv_sched_answer_status(struct tv_sched *sched, struct tv_call *call);
 
 /* curve.c: measured cost by tree size; with the lock. */
 void tv_sched_curve_add(struct curve_point *points, int32_t nodes, int64_t us);
+/* The median of trees of about so many nodes; -1: there was none. */
+int64_t tv_sched_curve_median(const struct curve_point *points, int32_t nodes);
 int32_t tv_sched_curve_read(const struct curve_point *points, int64_t (*ret_pairs)[2]);
 /* Of the pairs read, those that say most of trees up to nodes_max: the ends, that of a tree of so
  * many nodes, and the one farthest from the lines between them. How many are left. */

@@ -1,5 +1,6 @@
 /*
- * launch.c - one engine call for the rounds of several jobs, and what becomes of each round.
+ * launch.c - one engine call for the rounds of several jobs and some tokens of a prompt, and what
+ * becomes of each.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -261,15 +262,18 @@ static void round_settle(struct tv_sched *sched, int32_t i, int32_t count)
 }
 
 /* What the launch teaches: its cost, who drafted in vain, and that rounds are about. took_us below
- * 0: it failed. */
-static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows, int64_t took_us,
-                        int64_t end_us)
+ * 0: it failed. ridden: tokens of the rider that it took along. */
+static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows, int32_t ridden,
+                        int64_t took_us, int64_t end_us)
 {
     tv_sched_lock(sched);
-    if (took_us >= 0) {
+    if (took_us >= 0 && ridden > 0) {
+        tv_sched_share_note(sched, sched->rider, ridden, rows, took_us);
+    } else if (took_us >= 0) {
         tv_sched_curve_add(sched->curve, rows, took_us);
-        sched->launch_took_us = took_us;
     }
+    sched->launch_took_us = took_us >= 0 ? took_us : sched->launch_took_us;
+    sched->rode = ridden > 0;
     for (int32_t i = 0; i < count; i++) {
         struct job *job = sched->batch[i];
         const struct tv_round_out *out = &sched->batch_out[i];
@@ -303,12 +307,33 @@ static int32_t settle_prevs(struct tv_sched *sched, int32_t count)
     return left;
 }
 
+/* The engine call. rider: NULL, or it goes along. */
+static int launch(struct tv_sched *sched, int32_t count, struct tv_rider *rider)
+{
+    struct tv_engine *engine = sched->engine;
+    int rc = rider != NULL ? engine->ops->verify_shared(engine, sched->batch_in, count,
+                                                        sched->batch_out, rider)
+                           : engine->ops->verify(engine, sched->batch_in, count, sched->batch_out);
+    for (int32_t i = 0; i < count && rc == 0; i++) {
+        rc = sched->batch_out[i].code == TV_KERNEL_FAULT ? -EIO : 0;
+    }
+    if (rc == 0 && rider != NULL && (rider->rc == -EIO || rider->rc == -ENOTRECOVERABLE)) {
+        rc = rider->rc;
+    }
+    return rc;
+}
+
 void tv_sched_launch_run(struct tv_sched *sched, int32_t count)
 {
+    struct tv_rider rider;
+    struct job *prompt = sched->rider;
     int32_t rows = 0;
     count = settle_prevs(sched, count);
     if (count == 0) {
         return;
+    }
+    if (prompt != NULL && !tv_sched_prefill_ride(sched, prompt, sched->rider_rows, &rider)) {
+        prompt = NULL;
     }
     int64_t start_us = tv_clock_us();
     for (int32_t i = 0; i < count; i++) {
@@ -317,20 +342,20 @@ void tv_sched_launch_run(struct tv_sched *sched, int32_t count)
     }
     tv_sched_engine_enter(sched);
     start_us = tv_clock_us();
-    int rc = sched->engine->ops->verify(sched->engine, sched->batch_in, count, sched->batch_out);
+    int rc = launch(sched, count, prompt != NULL ? &rider : NULL);
     int64_t took_us = tv_clock_us() - start_us;
-    for (int32_t i = 0; i < count && rc == 0; i++) {
-        rc = sched->batch_out[i].code == TV_KERNEL_FAULT ? -EIO : 0;
-    }
+    int32_t ridden = prompt != NULL && rider.rc == 0 ? rider.count : 0;
     tv_sched_engine_leave(sched, rc);
     tv_sched_count_engine(sched, rc);
-    tv_stats_add(&sched->stats->launches, 1);
-    tv_stats_add(&sched->stats->launch_rows, (uint64_t)rows);
+    tv_sched_count_launch(sched, rows, ridden);
     for (int32_t i = 0; i < count; i++) {
         sched->batch[i]->sample_us += took_us - sched->batch_out[i].device_us;
     }
-    launch_note(sched, count, rows, rc == 0 ? took_us : -1, start_us + took_us);
+    launch_note(sched, count, rows, ridden, rc == 0 ? took_us : -1, start_us + took_us);
     for (int32_t i = 0; i < count; i++) {
         round_settle(sched, i, count);
+    }
+    if (prompt != NULL) {
+        tv_sched_prefill_rode(sched, prompt, &rider);
     }
 }

@@ -110,6 +110,16 @@ void tv_sched_count_engine(struct tv_sched *sched, int rc)
     }
 }
 
+void tv_sched_count_launch(struct tv_sched *sched, int32_t rows, int32_t ridden)
+{
+    tv_stats_add(&sched->stats->launches, 1);
+    tv_stats_add(&sched->stats->launch_rows, (uint64_t)rows);
+    if (ridden > 0) {
+        tv_stats_add(&sched->stats->shared_launches, 1);
+        tv_stats_add(&sched->stats->shared_tokens, (uint64_t)ridden);
+    }
+}
+
 void tv_sched_count_idle(struct tv_sched *sched, int64_t now_us)
 {
     int64_t idle_us = now_us - sched->engine_left_us;

@@ -159,10 +159,9 @@ static struct job *next_round(const struct tv_sched *sched, int32_t count, int32
     return best;
 }
 
-/* Under load, rounds that answer the last launches are on their way: 1 when it pays to wait. Idle
- * means that no launch ended just now. */
-static int wait_for_more(const struct tv_sched *sched, int32_t ready, int64_t now_us,
-                         int64_t *wake_us)
+/* Under load, rounds that answer the last launches are on their way: until when it pays to wait for
+ * them, beside those that are ready. 0: not at all. Idle means that no launch ended just now. */
+static int64_t expected_until(const struct tv_sched *sched, int32_t ready, int64_t now_us)
 {
     int32_t expected = sched->rounds_last[0] + sched->rounds_last[1];
     int64_t window_us = sched->launch_took_us / 4;
@@ -173,20 +172,59 @@ static int wait_for_more(const struct tv_sched *sched, int32_t ready, int64_t no
         expected = sched->engine->requests_max;
     }
     int64_t until_us = sched->launched_us + window_us;
-    if (sched->launched_us == 0 || sched->rounds_last[0] + sched->rounds_last[1] < 3 ||
-        ready == 0 || ready >= expected || now_us >= until_us || sched->sliced != NULL) {
-        return 0;
-    }
-    const struct job *lists[2] = {sched->queue.first, sched->running.first};
+    return sched->launched_us == 0 || sched->rounds_last[0] + sched->rounds_last[1] < 3 ||
+                   ready >= expected || now_us >= until_us || sched->sliced != NULL
+               ? 0
+               : until_us;
+}
+
+/* Whose principal had less, and within one whose turn is longer ago. */
+static int is_before(const struct job *job, const struct job *other)
+{
+    return job->account->served < other->account->served ||
+           (job->account->served == other->account->served && job->turn < other->turn);
+}
+
+/* The prompt whose turn it is. */
+static struct job *next_prompt(const struct tv_sched *sched)
+{
+    struct job *best = NULL, *lists[2] = {sched->queue.first, sched->running.first};
     for (int i = 0; i < 2; i++) {
-        for (const struct job *job = lists[i]; job != NULL; job = job->next) {
-            if (job->stage == JOB_PREFILL) {
-                return 0; /* there is better to do than to wait */
+        for (struct job *job = lists[i]; job != NULL; job = job->next) {
+            if (job->stage == JOB_PREFILL && (best == NULL || is_before(job, best))) {
+                best = job;
             }
         }
     }
+    return best;
+}
+
+/* 1 when it pays to wait; not while a prompt could have a slice of its own meanwhile. */
+static int wait_for_more(const struct tv_sched *sched, int32_t ready, int64_t now_us,
+                         int64_t *wake_us)
+{
+    int64_t until_us = ready > 0 ? expected_until(sched, ready, now_us) : 0;
+    if (until_us == 0 || (next_prompt(sched) != NULL && !sched->rode)) {
+        return 0;
+    }
     *wake_us = until_us < *wake_us ? until_us : *wake_us;
     return 1;
+}
+
+/* Some of a waiting prompt's tokens go along. */
+static void pick_rider(struct tv_sched *sched, int32_t nodes)
+{
+    struct job *job = next_prompt(sched);
+    sched->rider = NULL;
+    sched->rider_rows = job != NULL ? tv_sched_share_rows(sched, job, nodes) : 0;
+    if (sched->rider_rows > 0) {
+        if (job->queued) {
+            begin(sched, job);
+        }
+        job->turn = sched->turns++;
+        job->account->served += sched->rider_rows;
+        sched->rider = job;
+    }
 }
 
 int32_t tv_sched_pick_launch(struct tv_sched *sched, int64_t now_us, int64_t *wake_us)
@@ -215,29 +253,39 @@ int32_t tv_sched_pick_launch(struct tv_sched *sched, int64_t now_us, int64_t *wa
             break; /* alone */
         }
     }
+    if (count > 0) {
+        pick_rider(sched, rows);
+    }
     return count;
 }
 
-/* Whose principal had less, and within one whose turn is longer ago. */
-static int is_before(const struct job *job, const struct job *other)
+/* The last launch took tokens along, and the next one will: it is ready, or about to be. */
+static int goes_along(struct tv_sched *sched, const struct job *job, int64_t now_us,
+                      int64_t *wake_us)
 {
-    return job->account->served < other->account->served ||
-           (job->account->served == other->account->served && job->turn < other->turn);
+    if (!sched->rode || !tv_sched_share_may(sched, job)) {
+        return 0;
+    }
+    int32_t ready = mark_ready(sched->queue.first, now_us);
+    ready += mark_ready(sched->running.first, now_us);
+    if (ready > 0) {
+        return 1;
+    }
+    int64_t until_us = expected_until(sched, ready, now_us);
+    if (until_us == 0) {
+        return 0;
+    }
+    *wake_us = until_us < *wake_us ? until_us : *wake_us;
+    return 1;
 }
 
-struct job *tv_sched_pick_slice(struct tv_sched *sched, int64_t now_us, int32_t *ret_rows)
+struct job *tv_sched_pick_slice(struct tv_sched *sched, int64_t now_us, int32_t *ret_rows,
+                                int64_t *wake_us)
 {
-    struct job *best = NULL, *lists[2] = {sched->queue.first, sched->running.first};
     int about = sched->launched_us != 0 && now_us - sched->launched_us < ABOUT_US;
     accounts_level(sched);
-    for (int i = 0; i < 2; i++) {
-        for (struct job *job = lists[i]; job != NULL; job = job->next) {
-            if (job->stage == JOB_PREFILL && (best == NULL || is_before(job, best))) {
-                best = job;
-            }
-        }
-    }
-    if (best == NULL) {
+    struct job *best = next_prompt(sched);
+    if (best == NULL || goes_along(sched, best, now_us, wake_us)) {
         return NULL;
     }
     if (best->queued) {

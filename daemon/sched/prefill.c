@@ -1,5 +1,6 @@
 /*
- * prefill.c - known tokens into a context, a slice at a time, so that small rounds get between.
+ * prefill.c - known tokens into a context, a slice at a time, so that small rounds get between, or
+ * a few at a time in their launches.
  */
 #include <errno.h>
 
@@ -110,44 +111,103 @@ static int idle_give(struct tv_sched *sched, const struct job *job)
     return tv_sched_idle_give(sched, &all);
 }
 
+/* Before its first tokens. 0, or the job has failed. */
+static int admit(struct tv_sched *sched, struct job *job)
+{
+    int rc = job->admitted ? 0 : begin(sched, job);
+    if (rc == 0 && !job->admitted) {
+        rc = room_find(sched, job);
+    }
+    if (rc != 0) {
+        tv_sched_job_fail_rc(sched, job, rc);
+    }
+    return rc;
+}
+
+/* Does the call want the token that follows its prompt? */
+static int draws(const struct job *job)
+{
+    return job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_EXTEND;
+}
+
+/* The next `count` tokens are in the context. */
+static void advance(struct tv_sched *sched, struct job *job, int32_t count)
+{
+    digest_advance(job, job->tokens + job->token_done, count);
+    tv_stats_add(&sched->stats->prefill_tokens, (uint64_t)count);
+    job->token_done += count;
+}
+
 void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t rows_max)
 {
-    int draws = job->round.kind == TV_CALL_CREATE || job->round.kind == TV_CALL_EXTEND;
     struct tv_drawn drawn = {0};
-    if (!job->admitted) {
-        int rc = begin(sched, job);
-        rc = rc == 0 ? room_find(sched, job) : rc;
-        if (rc != 0) {
-            tv_sched_job_fail_rc(sched, job, rc);
-            return;
-        }
+    if (admit(sched, job) != 0) {
+        return;
     }
     int32_t count = job->token_count - job->token_done;
     if (count > rows_max) {
         count = rows_max;
     }
     if (count > 0) {
-        const int32_t *tokens = job->tokens + job->token_done;
         int last = job->token_done + count == job->token_count;
         int64_t start_us = tv_clock_us() - sched->between_us;
         tv_sched_engine_enter(sched);
-        const struct tv_round_rule *rule = draws && last ? &job->rule : NULL;
+        const struct tv_round_rule *rule = draws(job) && last ? &job->rule : NULL;
         int rc = slice_run(sched, job, count, rule, &drawn);
         while (rc == -ENOSPC && idle_give(sched, job)) {
             rc = slice_run(sched, job, count, rule, &drawn);
         }
         tv_sched_engine_leave(sched, rc == -EIO || rc == -ENOTRECOVERABLE ? rc : 0);
         tv_sched_count_engine(sched, rc == -ENOSPC || rc == -EDOM ? 0 : rc);
-        job->gpu_us += tv_clock_us() - sched->between_us - start_us;
+        int64_t took_us = tv_clock_us() - sched->between_us - start_us;
+        job->gpu_us += took_us;
         if (rc != 0) {
             tv_sched_job_fail_rc(sched, job, rc);
             return;
         }
-        digest_advance(job, tokens, count);
-        tv_stats_add(&sched->stats->prefill_tokens, (uint64_t)count);
-        job->token_done += count;
+        tv_sched_curve_add(sched->share.slices, count, took_us);
+        advance(sched, job, count);
     }
     if (job->token_done == job->token_count) {
         end(sched, job, &drawn);
+    }
+}
+
+int tv_sched_prefill_ride(struct tv_sched *sched, struct job *job, int32_t rows_max,
+                          struct tv_rider *ret_rider)
+{
+    if (admit(sched, job) != 0 || !tv_sched_share_may(sched, job)) {
+        return 0; /* what is known was adopted just now, and the rest may be too deep */
+    }
+    int32_t left = job->token_count - job->token_done;
+    int32_t count = left < rows_max ? left : rows_max;
+    *ret_rider = (struct tv_rider){
+        .context = job->context,
+        .tokens = job->tokens + job->token_done,
+        .count = count,
+        .rule = draws(job) && count == left ? &job->rule : NULL,
+        .hidden = {.rows = count > 0 ? tv_sched_hidden_wanted(job, job->token_done, count) : 0,
+                   .project = job->call->request.want.hidden.project},
+    };
+    return count > 0;
+}
+
+void tv_sched_prefill_rode(struct tv_sched *sched, struct job *job, const struct tv_rider *rider)
+{
+    int rc = rider->rc;
+    if (rc == -EAGAIN || rc == -ENOSPC) {
+        return; /* it is as it was: its next slice finds pages, or is refused */
+    }
+    job->gpu_us += rider->device_us;
+    if (rc == 0 && rider->hidden.rows > 0) {
+        rc = tv_sched_hidden_slice(job, job->token_done, rider->count, &rider->hidden);
+    }
+    if (rc != 0) {
+        tv_sched_job_fail_rc(sched, job, rc);
+        return;
+    }
+    advance(sched, job, rider->count);
+    if (job->token_done == job->token_count) {
+        end(sched, job, &rider->drawn);
     }
 }

@@ -389,6 +389,7 @@ int tv_sched_create(const struct tv_config *config, struct tv_engine *engine,
     if (config->launch_rows > 0 && config->launch_rows < engine->rows_max) {
         sched->launch_rows = config->launch_rows;
     }
+    tv_sched_share_init(&sched->share);
     atomic_init(&sched->parity_stop, 0);
     atomic_init(&sched->rings, 0);
     atomic_init(&sched->max_sessions, config->max_sessions);

@@ -2,9 +2,10 @@
  * worker.c - the one thread that owns the device: what it does next, and what it looks after.
  *
  * Each turn: calls whose time is over, contexts of the gone, one launch over the rounds that are
- * ready, one slice of one prefill. An engine that can be interrupted in a slice lets rounds that
- * come meanwhile go between its parts. So neither a long prompt nor a long decode delays small
- * rounds by more than a slice, or a part of one.
+ * ready, with a few tokens of a waiting prompt where that is cheap, one slice of one prefill while
+ * no rounds are. An engine that can be interrupted in a slice lets rounds that come meanwhile go
+ * between its parts. So neither a long prompt nor a long decode delays small rounds by more than a
+ * slice, or a part of one.
  */
 #include <errno.h>
 #include <string.h>
@@ -146,13 +147,14 @@ static int launch_ready(struct tv_sched *sched, int64_t *wake_us)
     return count > 0 || late != NULL;
 }
 
-static int slice_due(struct tv_sched *sched)
+static int slice_due(struct tv_sched *sched, int64_t *wake_us)
 {
     int32_t rows = 0;
     int ends = sched->stopping || sched->lost;
-    struct job *job = ends ? NULL : tv_sched_pick_slice(sched, tv_clock_us(), &rows);
+    struct job *job = ends ? NULL : tv_sched_pick_slice(sched, tv_clock_us(), &rows, wake_us);
     if (job != NULL) {
         sched->sliced = job;
+        sched->rode = 0;
         tv_sched_unlock(sched);
         tv_sched_prefill_slice(sched, job, rows);
         tv_sched_lock(sched);
@@ -209,7 +211,7 @@ void *tv_sched_worker_main(void *context)
             tv_sched_lock(sched);
         }
         busy |= launch_ready(sched, &wake_us);
-        busy |= slice_due(sched);
+        busy |= slice_due(sched, &wake_us);
         if (busy) {
             continue;
         }

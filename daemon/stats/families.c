@@ -208,6 +208,11 @@ static void write_engine(const struct tv_stats *stats, struct tv_stats_text *tex
           &stats->launches);
     plain(text, "treeverify_launch_rows_total", "Tree nodes of those launches.",
           &stats->launch_rows);
+    plain(text, "treeverify_shared_launches_total",
+          "Of those launches, the ones that took tokens of a prompt along.",
+          &stats->shared_launches);
+    plain(text, "treeverify_shared_tokens_total", "Prompt tokens prefilled in those.",
+          &stats->shared_tokens);
     tv_stats_family(text, "treeverify_gpu_idle_seconds_total", "counter",
                     "Time between engine calls that came within 5 s of each other: a device that "
                     "waits for drafters.");

@@ -81,6 +81,7 @@ struct tv_stats {
     struct tv_histogram tree_nodes, tree_depth, stages[TV_STATS_STAGES];
 
     _Atomic uint64_t launches, launch_rows, idle_us, nonfinite;
+    _Atomic uint64_t shared_launches, shared_tokens; /* of launches, with a prompt's */
     _Atomic uint64_t device_errors[TV_STATS_DEVICE_ERRORS];
     _Atomic uint64_t prefill_tokens, generated_tokens;
     _Atomic uint64_t reloads[2];     /* done, failed */

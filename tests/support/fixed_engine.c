@@ -4,12 +4,10 @@
  * Owns its contexts' lengths and the answer arrays. Refuses what the real engine refuses: too many
  * nodes, positions over the limit, tokens outside the vocabulary.
  */
-#include "fixed_engine.h"
+#include "fixed_impl.h"
 
 #include <errno.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,29 +19,6 @@
 
 /* Raw logit of the fixed token; every other token t has -t / 1000. */
 #define FIXED_LOGIT 10.0f
-
-/* What one round of the last verify call answered with. */
-struct answer {
-    int32_t *nodes;   /* [nodes_max] */
-    float *logprobs;  /* [nodes_max] */
-    float *logits;    /* [nodes_max, vocab], made when first wanted */
-    int32_t *planted; /* [nodes_max]: where a row of logits differs from the base row, or -1 */
-    int32_t *ids;     /* [nodes_max, TV_WANT_TOP_K_MAX] */
-    float *values;    /* the same shape */
-    float *lse;       /* [nodes_max] */
-};
-
-struct fixed_engine {
-    struct tv_engine engine;
-    struct answer *answers; /* [requests_max] */
-    double base_sum;        /* of exp(base logit) over the vocabulary */
-    atomic_int_least64_t launches, commits, slow_us;
-    pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t changed;
-    int held, inside, broken, lost;
-    enum tv_code fail_code;
-    int32_t fail_count, contexts;
-};
 
 static float base_logit(int32_t token)
 {
@@ -189,9 +164,11 @@ static void fixed_publish(struct tv_engine *engine, struct tv_context *context, 
     tv_cache_publish(engine->cache, &context->seq, first, keys, count);
 }
 
-static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
+/* Known tokens; `between`: it can be interrupted. As the engine's prefill. */
+static int tokens_append(struct tv_engine *engine, struct tv_context *context,
                          const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
-                         struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage)
+                         struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage,
+                         int interruptible)
 {
     struct fixed_engine *fixed = (struct fixed_engine *)engine;
     if (count < 1 || count > engine->prefill_rows || context->len > engine->max_len - count) {
@@ -215,7 +192,7 @@ static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
                : is_lost(engine)          ? -ENOTRECOVERABLE
                                           : -EIO;
     }
-    if (engine->between != NULL) {
+    if (interruptible && engine->between != NULL) {
         engine->between(engine->between_context);
     }
     rc = tv_fixed_rows_prefilled(engine, context, count);
@@ -230,6 +207,13 @@ static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
         ret_drawn->margin = draw.margin;
     }
     return 0;
+}
+
+static int fixed_prefill(struct tv_engine *engine, struct tv_context *context,
+                         const int32_t *tokens, int32_t count, const struct tv_round_rule *rule,
+                         struct tv_drawn *ret_drawn, struct tv_cache_shortage *ret_shortage)
+{
+    return tokens_append(engine, context, tokens, count, rule, ret_drawn, ret_shortage, 1);
 }
 
 static int walk_draw(void *context, int32_t node, int32_t position, struct tv_draw *ret_draw)
@@ -404,6 +388,29 @@ static int fixed_verify(struct tv_engine *engine, const struct tv_round_in *in, 
     return is_lost(engine) ? -ENOTRECOVERABLE : 0;
 }
 
+static int fixed_verify_shared(struct tv_engine *engine, const struct tv_round_in *in,
+                               int32_t count, struct tv_round_out *out, struct tv_rider *rider)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    int32_t rows = rider->count;
+    rider->rc = -EAGAIN;
+    for (int32_t i = 0; i < count; i++) {
+        rows += in[i].tree->count;
+    }
+    if (rows > engine->prefill_rows) {
+        return -EINVAL;
+    }
+    int rc = fixed_verify(engine, in, count, out);
+    if (rc != 0) {
+        rider->rc = rc;
+        return rc;
+    }
+    (void)atomic_fetch_add_explicit(&fixed->shared, 1, memory_order_relaxed);
+    rider->rc = tokens_append(engine, rider->context, rider->tokens, rider->count, rider->rule,
+                              &rider->drawn, &rider->shortage, 0);
+    return 0;
+}
+
 static int fixed_self_test(struct tv_engine *engine, char *detail, size_t detail_bytes)
 {
     struct fixed_engine *fixed = (struct fixed_engine *)engine;
@@ -450,6 +457,7 @@ static const struct tv_engine_ops fixed_ops = {
     .publish = fixed_publish,
     .prefill = fixed_prefill,
     .verify = fixed_verify,
+    .verify_shared = fixed_verify_shared,
     .self_test = fixed_self_test,
     .context_seq = tv_fixed_engine_seq,
     .restore = tv_fixed_restore,
@@ -496,10 +504,12 @@ int tv_fixed_engine_create(const struct tv_fixed_engine_params *params,
                                        .requests_max = params->requests_max,
                                        .rows_max = rows_max,
                                        .prefill_rows = params->prefill_rows,
+                                       .rider_rows = params->rider_rows,
                                        .noise = 1e-5};
     (void)pthread_mutex_init(&fixed->lock, NULL); /* neither fails with default attributes */
     (void)pthread_cond_init(&fixed->changed, NULL);
     atomic_init(&fixed->launches, 0);
+    atomic_init(&fixed->shared, 0);
     atomic_init(&fixed->commits, 0);
     atomic_init(&fixed->slow_us, 0);
     for (int32_t token = 0; token < params->vocab; token++) {
@@ -522,73 +532,4 @@ int tv_fixed_engine_create(const struct tv_fixed_engine_params *params,
 fail:
     fixed_destroy(&fixed->engine);
     return rc;
-}
-
-void tv_fixed_engine_fail(struct tv_engine *engine, enum tv_code code, int32_t count)
-{
-    struct fixed_engine *fixed = (struct fixed_engine *)engine;
-    (void)pthread_mutex_lock(&fixed->lock);
-    fixed->fail_code = code;
-    fixed->fail_count = count;
-    (void)pthread_mutex_unlock(&fixed->lock);
-}
-
-void tv_fixed_engine_lose(struct tv_engine *engine)
-{
-    struct fixed_engine *fixed = (struct fixed_engine *)engine;
-    (void)pthread_mutex_lock(&fixed->lock);
-    fixed->lost = 1;
-    (void)pthread_mutex_unlock(&fixed->lock);
-}
-
-void tv_fixed_engine_hold(struct tv_engine *engine, int held)
-{
-    struct fixed_engine *fixed = (struct fixed_engine *)engine;
-    (void)pthread_mutex_lock(&fixed->lock);
-    fixed->held = held;
-    (void)pthread_cond_broadcast(&fixed->changed);
-    (void)pthread_mutex_unlock(&fixed->lock);
-}
-
-void tv_fixed_engine_slow(struct tv_engine *engine, int64_t microseconds)
-{
-    atomic_store_explicit(&((struct fixed_engine *)engine)->slow_us, microseconds,
-                          memory_order_relaxed);
-}
-
-void tv_fixed_engine_await_held(struct tv_engine *engine)
-{
-    struct fixed_engine *fixed = (struct fixed_engine *)engine;
-    (void)pthread_mutex_lock(&fixed->lock);
-    while (!fixed->inside) {
-        (void)pthread_cond_wait(&fixed->changed, &fixed->lock);
-    }
-    (void)pthread_mutex_unlock(&fixed->lock);
-}
-
-void tv_fixed_engine_break(struct tv_engine *engine, int broken)
-{
-    struct fixed_engine *fixed = (struct fixed_engine *)engine;
-    (void)pthread_mutex_lock(&fixed->lock);
-    fixed->broken = broken;
-    (void)pthread_mutex_unlock(&fixed->lock);
-}
-
-int64_t tv_fixed_engine_launches(struct tv_engine *engine)
-{
-    return atomic_load_explicit(&((struct fixed_engine *)engine)->launches, memory_order_relaxed);
-}
-
-int64_t tv_fixed_engine_commits(struct tv_engine *engine)
-{
-    return atomic_load_explicit(&((struct fixed_engine *)engine)->commits, memory_order_relaxed);
-}
-
-int32_t tv_fixed_engine_contexts(struct tv_engine *engine)
-{
-    struct fixed_engine *fixed = (struct fixed_engine *)engine;
-    (void)pthread_mutex_lock(&fixed->lock);
-    int32_t contexts = fixed->contexts;
-    (void)pthread_mutex_unlock(&fixed->lock);
-    return contexts;
 }

@@ -18,6 +18,7 @@ struct tv_fixed_engine_params {
     int32_t nodes_max;    /* nodes of one tree */
     int32_t requests_max; /* rounds of one verify call */
     int32_t prefill_rows; /* largest slice */
+    int32_t rider_rows;   /* tokens of a prompt in a launch of rounds; 0: none */
     /* > 0: contexts keep their rows in a pool of so many pages, with reuse of prefixes, rows of
      * rounds included; each row is one f32, its token. 0: a length is all they have. */
     int64_t pages;
@@ -44,8 +45,10 @@ void tv_fixed_engine_slow(struct tv_engine *engine, int64_t microseconds);
 void tv_fixed_engine_await_held(struct tv_engine *engine);
 /* Any thread. Makes self_test fail from now on (1) or pass again (0). */
 void tv_fixed_engine_break(struct tv_engine *engine, int broken);
-/* Any thread. verify calls so far, rounds of them that were committed, contexts that are open. */
+/* Any thread. verify calls so far, those of them with tokens of a prompt, rounds of them that were
+ * committed, contexts that are open. */
 int64_t tv_fixed_engine_launches(struct tv_engine *engine);
+int64_t tv_fixed_engine_shared(struct tv_engine *engine);
 int64_t tv_fixed_engine_commits(struct tv_engine *engine);
 int32_t tv_fixed_engine_contexts(struct tv_engine *engine);
 /* Where a context's rows are, with pages; not while the worker uses it. */

@@ -217,36 +217,119 @@ static void decode(struct world *world, int32_t i)
     call_free(call);
 }
 
+/* Tokens that an extend brings, and whether the pending one comes before them. */
+struct brought {
+    int32_t count, keep, tokens[40];
+    char body[BODY];
+};
+
+static void brought_draw(struct world *world, const struct slot *slot, struct brought *ret_brought)
+{
+    char tokens[512] = "";
+    int32_t at = 0;
+    ret_brought->count = below(world, 40) + 1;
+    ret_brought->keep = below(world, 2);
+    for (int32_t k = 0; k < ret_brought->count; k++) {
+        ret_brought->tokens[k] = below(world, VOCAB);
+        at += snprintf(tokens + at, sizeof tokens - (size_t)at, k > 0 ? ",%d" : "%d",
+                       ret_brought->tokens[k]);
+    }
+    (void)snprintf(ret_brought->body, sizeof ret_brought->body,
+                   "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tokens\":[%s],"
+                   "\"keep_pending\":%s}",
+                   slot->seq, world->epoch, slot->len, tokens,
+                   ret_brought->keep ? "true" : "false");
+}
+
+static void extended(struct world *world, struct slot *slot, const struct brought *brought,
+                     const struct tv_call *call)
+{
+    assert_status(call, 200);
+    if (brought->keep) {
+        slot_push(slot, slot->pending);
+    }
+    for (int32_t k = 0; k < brought->count; k++) {
+        slot_push(slot, brought->tokens[k]);
+    }
+    slot->pending = tv_fixed_engine_token(world->fixture.engine, slot->len);
+    slot_keep(slot, TV_CALL_EXTEND, brought->body, call);
+}
+
 static void extend(struct world *world, int32_t i)
 {
     struct slot *slot = &world->slots[i];
-    char body[BODY], tokens[512] = "";
-    int32_t count = below(world, 40) + 1, keep = below(world, 2), at = 0, added[40];
-    for (int32_t k = 0; k < count; k++) {
-        added[k] = below(world, VOCAB);
-        at += snprintf(tokens + at, sizeof tokens - (size_t)at, k > 0 ? ",%d" : "%d", added[k]);
-    }
-    (void)snprintf(body, sizeof body,
-                   "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"tokens\":[%s],"
-                   "\"keep_pending\":%s}",
-                   slot->seq, world->epoch, slot->len, tokens, keep ? "true" : "false");
-    int full = pages_needed(world, i, count + keep) > pages_left(world);
-    struct tv_call *call = ask(&world->fixture, TV_CALL_EXTEND, slot->id, "%s", body);
+    struct brought brought;
+    brought_draw(world, slot, &brought);
+    int full = pages_needed(world, i, brought.count + brought.keep) > pages_left(world);
+    struct tv_call *call = ask(&world->fixture, TV_CALL_EXTEND, slot->id, "%s", brought.body);
     slot_renew(slot, 0);
     if (full) {
         refused_full(world, call);
         return;
     }
-    assert_status(call, 200);
-    if (keep) {
-        slot_push(slot, slot->pending);
-    }
-    for (int32_t k = 0; k < count; k++) {
-        slot_push(slot, added[k]);
-    }
-    slot->pending = tv_fixed_engine_token(world->fixture.engine, slot->len);
-    slot_keep(slot, TV_CALL_EXTEND, body, call);
+    extended(world, slot, &brought, call);
     call_free(call);
+}
+
+static int is_free(const struct slot *slot)
+{
+    return slot->id[0] != '\0' && slot->held_seq == 0 && slot->len <= LEN_MAX;
+}
+
+/* While a round is in the engine, another session's round and a third one's extend come: the next
+ * launch may take some of its tokens along. All end well, or all three fail, or the extend is
+ * called back before it begins. */
+static void together(struct world *world, int32_t i)
+{
+    int32_t at[3] = {i, (i + 1 + below(world, 2)) % SLOTS, (i + 3 + below(world, 3)) % SLOTS};
+    struct slot *slots[3] = {&world->slots[at[0]], &world->slots[at[1]], &world->slots[at[2]]};
+    struct tv_call *calls[3];
+    struct draft drafts[2];
+    struct brought brought;
+    char bodies[2][BODY];
+    int what = below(world, 6);
+    if (!is_free(slots[1]) || !is_free(slots[2]) ||
+        pages_needed(world, at[0], NODES) + pages_needed(world, at[1], NODES) +
+                pages_needed(world, at[2], 41) >
+            pages_left(world)) {
+        return;
+    }
+    for (int k = 0; k < 2; k++) {
+        draft_make(world, slots[k]->len, slots[k]->pending, &drafts[k]);
+        draft_body(world, slots[k]->seq, slots[k]->len, &drafts[k], "", bodies[k]);
+    }
+    brought_draw(world, slots[2], &brought);
+    tv_fixed_engine_hold(world->fixture.engine, 1);
+    for (int k = 0; k < 3; k++) {
+        calls[k] = call_make(&world->fixture, k < 2 ? TV_CALL_VERIFY : TV_CALL_EXTEND, slots[k]->id,
+                             "%s", k < 2 ? bodies[k] : brought.body);
+        call_start(&world->fixture, calls[k]);
+        if (k == 0) {
+            tv_fixed_engine_await_held(world->fixture.engine);
+        }
+    }
+    if (what == 0) {
+        tv_fixed_engine_fail(world->fixture.engine, TV_NUMERIC_FAULT, 3);
+    } else if (what == 1) {
+        tv_sched_cancel(world->fixture.sched, calls[2]);
+    }
+    int64_t shared = tv_fixed_engine_shared(world->fixture.engine);
+    tv_fixed_engine_hold(world->fixture.engine, 0);
+    for (int k = 0; k < 3; k++) {
+        (void)call_wait(calls[k]);
+        slot_renew(slots[k], 0);
+        if (what == 0) {
+            assert_refused(calls[k], 500, "numeric-fault");
+        } else if (k < 2) {
+            accepted(world, slots[k], &drafts[k], bodies[k], calls[k]);
+        } else if (what != 1) {
+            extended(world, slots[k], &brought, calls[k]);
+        }
+        call_free(calls[k]);
+    }
+    world->counts[WORLD_SHARED] += tv_fixed_engine_shared(world->fixture.engine) - shared;
+    world_settle(world);
+    world_check_whole(world);
 }
 
 static void rollback(struct world *world, int32_t i)
@@ -368,9 +451,10 @@ void world_operation(struct world *world, int32_t i)
     static const struct {
         int32_t share; /* of 1,000 */
         void (*run)(struct world *world, int32_t i);
-    } free_[] = {{270, verify},  {80, decode},   {90, extend},        {90, rollback}, {100, hold},
-                 {60, ahead},    {25, pipeline}, {70, retry},         {70, lie},      {50, failure},
-                 {30, detached}, {15, batch},    {20, world_deadline}};
+    } free_[] = {
+        {270, verify},  {80, decode},   {90, extend},         {90, rollback}, {100, hold},
+        {60, ahead},    {25, pipeline}, {70, retry},          {70, lie},      {50, failure},
+        {30, detached}, {15, batch},    {20, world_deadline}, {20, together}};
     struct slot *slot = &world->slots[i];
     if (slot->id[0] == '\0') {
         int32_t from = below(world, SLOTS);
@@ -389,7 +473,7 @@ void world_operation(struct world *world, int32_t i)
     } else if (slot->held_seq > 0) {
         held[below(world, 8)](world, i);
     } else {
-        int32_t what = below(world, 970), n = 0;
+        int32_t what = below(world, 990), n = 0;
         while (what >= free_[n].share) {
             what -= free_[n++].share;
         }

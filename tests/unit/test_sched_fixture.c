@@ -24,6 +24,7 @@ static void start(struct fixture *fixture, int32_t vocab, int64_t pages)
                                             .nodes_max = 64,
                                             .requests_max = 4,
                                             .prefill_rows = 16,
+                                            .rider_rows = 8,
                                             .pages = pages,
                                             .page_size = 16};
     struct tv_config *config = &fixture->config;

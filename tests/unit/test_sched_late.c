@@ -135,6 +135,7 @@ static void gate_close(struct fixture *fixture)
     gated_ops = *real_ops;
     gated_ops.verify = gated_verify;
     fixture->engine->ops = &gated_ops;
+    fixture->engine->rider_rows = 0; /* what has a place goes nowhere else */
     tv_sched_unlock(fixture->sched);
 }
 

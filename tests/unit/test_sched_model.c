@@ -41,14 +41,14 @@ static void b10_random_operations_equal_an_array_model(void **state)
     }
     world_check_whole(world);
     world_close(world);
-    print_message("full %lld, repeated %lld, expired %lld, held then %lld, evicted %lld, reused "
-                  "%lld, skipped %lld, guessed %lld, restarted %lld\n",
-                  (long long)world->counts[WORLD_FULL], (long long)world->counts[WORLD_REPEATED],
-                  (long long)world->counts[WORLD_EXPIRED],
-                  (long long)world->counts[WORLD_EXPIRED_HELD],
-                  (long long)world->counts[WORLD_EVICTED], (long long)world->counts[WORLD_REUSED],
-                  (long long)world->counts[WORLD_SKIPPED], (long long)world->counts[WORLD_GUESSED],
-                  (long long)world->counts[WORLD_RESTARTED]);
+    print_message(
+        "full %lld, repeated %lld, expired %lld, held then %lld, evicted %lld, reused "
+        "%lld, skipped %lld, guessed %lld, restarted %lld, launches with a prompt %lld\n",
+        (long long)world->counts[WORLD_FULL], (long long)world->counts[WORLD_REPEATED],
+        (long long)world->counts[WORLD_EXPIRED], (long long)world->counts[WORLD_EXPIRED_HELD],
+        (long long)world->counts[WORLD_EVICTED], (long long)world->counts[WORLD_REUSED],
+        (long long)world->counts[WORLD_SKIPPED], (long long)world->counts[WORLD_GUESSED],
+        (long long)world->counts[WORLD_RESTARTED], (long long)world->counts[WORLD_SHARED]);
     for (int32_t n = 0; operations >= 20000 && n < WORLD_COUNTS; n++) {
         assert_true(world->counts[n] > 0); /* nothing that is listed went untried */
     }

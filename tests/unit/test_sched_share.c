@@ -1,0 +1,412 @@
+/*
+ * test_sched_share.c - tokens of a waiting prompt in launches of rounds: which launches take how
+ * many along, whose, and that neither the prompt nor the rounds are other ones for it.
+ *
+ * Launches are put together while the engine is held, and their costs are planted: nothing here is
+ * judged by time.
+ */
+#include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "test_sched_fixture.h"
+
+#define ROUNDS  12 /* three launches */
+#define LONG_US 100000000
+
+/* A prompt that nobody else has, of `count` tokens. */
+static struct tv_call *prompt(struct fixture *fixture, int32_t first, int32_t count)
+{
+    char tokens[4096];
+    int at = snprintf(tokens, sizeof tokens, "%d", (int)first);
+    for (int32_t i = 1; i < count; i++) {
+        at += snprintf(tokens + at, sizeof tokens - (size_t)at, ",%d", (int)(i % 300));
+    }
+    return call_make(fixture, TV_CALL_CREATE, "", "{\"tokens\":[%s]}", tokens);
+}
+
+/* Launches of `nodes` nodes, and slices of any size, have taken so long, as far as anybody knows.
+ */
+static void plant(struct fixture *fixture, int32_t nodes, int64_t us)
+{
+    tv_sched_lock(fixture->sched);
+    for (int i = 0; i < 15; i++) {
+        tv_sched_curve_add(fixture->sched->curve, nodes, us);
+        for (int32_t rows = 1; rows <= 1024; rows *= 2) {
+            tv_sched_curve_add(fixture->sched->share.slices, rows, us);
+        }
+    }
+    tv_sched_unlock(fixture->sched);
+}
+
+struct race {
+    struct client clients[ROUNDS], first;
+    struct tv_call *running, *calls[ROUNDS];
+};
+
+/* One round is held in the engine, and one of each other client waits behind it. */
+static void race_start(struct fixture *fixture, struct race *race)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        client_open(fixture, &race->clients[i], 5, "");
+    }
+    client_open(fixture, &race->first, 5, "");
+    race->running = call_running(fixture, &race->first, 1);
+    for (int i = 0; i < ROUNDS; i++) {
+        race->calls[i] = call_chain(fixture, &race->clients[i], 1);
+    }
+}
+
+static void race_end(struct fixture *fixture, struct race *race)
+{
+    call_release(fixture, race->running, 200);
+    for (int i = 0; i < ROUNDS; i++) {
+        assert_reply(call_wait(race->calls[i]), 200);
+        call_free(race->calls[i]);
+        client_advance(fixture, &race->clients[i], 1);
+    }
+}
+
+static void race_check(struct fixture *fixture, struct race *race)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        client_check(fixture, &race->clients[i]);
+    }
+}
+
+static void limits_lift(struct fixture *fixture)
+{
+    fixture->config.queue_max = 64; /* nobody has called yet */
+    fixture->config.max_sessions = 64;
+    fixture->sched->table.params.sessions_max = 64;
+}
+
+static int start(void **state)
+{
+    int rc = fixture_setup(state);
+    limits_lift(*state);
+    return rc;
+}
+
+static int start_pages(void **state)
+{
+    int rc = fixture_setup(state);
+    fixture_stop(*state);
+    fixture_start_pages(*state, 256);
+    limits_lift(*state);
+    return rc;
+}
+
+/* As long as rounds are ready, launches take it along to its end, and it has no slice of its own;
+ * the session is the one that a prompt alone makes. */
+static void a_prompt_goes_along_with_rounds_to_its_end(void **state)
+{
+    struct fixture *fixture = *state;
+    struct tv_stats *stats = &fixture->stats;
+    struct race *race = malloc(sizeof *race);
+    char alone[80], shared[80];
+    assert_non_null(race);
+    struct tv_call *call = prompt(fixture, 1, 20);
+    call_start(fixture, call);
+    assert_reply(call_wait(call), 201);
+    reply_text(call, "digest", alone, sizeof alone);
+    int64_t pending = reply_int(call, "pending");
+    call_free(call);
+    plant(fixture, 4, LONG_US);
+    race_start(fixture, race);
+    int64_t launches = tv_fixed_engine_launches(fixture->engine);
+    call = prompt(fixture, 1, 20);
+    call_start(fixture, call);
+    race_end(fixture, race);
+    assert_reply(call_wait(call), 201);
+    reply_text(call, "digest", shared, sizeof shared);
+    assert_string_equal(shared, alone);
+    assert_int_equal(reply_int(call, "pending"), pending);
+    assert_int_equal(reply_int(call, "committed_len"), 20);
+    call_free(call);
+    assert_int_equal(tv_fixed_engine_launches(fixture->engine) - launches, ROUNDS / 4);
+    assert_int_equal(tv_fixed_engine_shared(fixture->engine), 3); /* 8, 8 and 4 tokens */
+    assert_int_equal(atomic_load(&stats->shared_launches), 3);
+    assert_int_equal(atomic_load(&stats->shared_tokens), 20);
+    race_check(fixture, race);
+    free(race);
+}
+
+/* An extend goes along behind what its session has, and its one round waits for nothing else. */
+static void an_extend_goes_along_too(void **state)
+{
+    struct fixture *fixture = *state;
+    struct race *race = malloc(sizeof *race);
+    struct client client;
+    assert_non_null(race);
+    plant(fixture, 4, LONG_US);
+    client_open(fixture, &client, 5, "");
+    race_start(fixture, race);
+    struct tv_call *extend = call_make(
+        fixture, TV_CALL_EXTEND, client.id,
+        "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":5,\"tokens\":[6,7,8,9,10,11]}", client.epoch);
+    call_start(fixture, extend);
+    race_end(fixture, race);
+    assert_reply(call_wait(extend), 200);
+    assert_int_equal(reply_int(extend, "committed_len"), 11);
+    assert_int_equal(reply_int(extend, "pending"), tv_fixed_engine_token(fixture->engine, 11));
+    call_free(extend);
+    assert_int_equal(tv_fixed_engine_shared(fixture->engine), 1);
+    race_check(fixture, race);
+    free(race);
+}
+
+/* Rounds of a size that was never measured go alone. */
+static void what_was_never_measured_goes_alone(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client first, second;
+    client_open(fixture, &first, 5, "");
+    client_open(fixture, &second, 5, "");
+    struct tv_call *running = call_running(fixture, &first, 1);
+    struct tv_call *call = call_chain(fixture, &second, 7), *create = prompt(fixture, 1, 4);
+    call_start(fixture, create);
+    call_release(fixture, running, 200);
+    assert_reply(call_wait(call), 200);
+    assert_reply(call_wait(create), 201);
+    assert_int_equal(tv_fixed_engine_shared(fixture->engine), 0);
+    call_free(call);
+    call_free(create);
+}
+
+/* Which of two prompts ended first; the worker thread writes, who waited for both reads. */
+static struct tv_call *ended_first;
+static void (*fixture_done)(struct tv_call *call);
+
+static void note_done(struct tv_call *call)
+{
+    ended_first = ended_first == NULL ? call : ended_first;
+    fixture_done(call);
+}
+
+/* What is known of a prompt counts: the rest may be deeper than tokens go along. */
+static void what_was_adopted_is_as_deep_as_it_is(void **state)
+{
+    struct fixture *fixture = *state;
+    struct race *race = malloc(sizeof *race);
+    assert_non_null(race);
+    struct tv_call *call = prompt(fixture, 1, 100);
+    call_start(fixture, call);
+    assert_reply(call_wait(call), 201);
+    call_free(call);
+    plant(fixture, 4, LONG_US);
+    race_start(fixture, race);
+    call = prompt(fixture, 1, 100); /* six pages are there */
+    call_start(fixture, call);
+    race_end(fixture, race);
+    assert_reply(call_wait(call), 201);
+    assert_int_equal(reply_int(call, "cached_len"), 96);
+    assert_int_equal(reply_int(call, "committed_len"), 100);
+    call_free(call);
+    assert_int_equal(tv_fixed_engine_shared(fixture->engine), 0);
+    race_check(fixture, race);
+    free(race);
+}
+
+/* Of two prompts the one whose principal has had less goes along first. */
+static void the_principal_with_less_goes_first(void **state)
+{
+    struct fixture *fixture = *state;
+    struct race *race = malloc(sizeof *race);
+    assert_non_null(race);
+    plant(fixture, 4, LONG_US);
+    race_start(fixture, race);
+    (void)snprintf(fixture->principal, sizeof fixture->principal, "hog");
+    struct tv_call *hog = prompt(fixture, 2, 16);
+    fixture_done = hog->done;
+    hog->done = note_done;
+    call_start(fixture, hog);
+    (void)snprintf(fixture->principal, sizeof fixture->principal, "late");
+    struct tv_call *late = prompt(fixture, 3, 16);
+    late->done = note_done;
+    ended_first = NULL;
+    call_start(fixture, late);
+    tv_sched_lock(fixture->sched);
+    for (struct tv_account *account = fixture->sched->accounts; account != NULL;
+         account = account->next) {
+        account->served += strcmp(account->principal, "hog") == 0 ? 1000 : 0;
+    }
+    tv_sched_unlock(fixture->sched);
+    race_end(fixture, race);
+    assert_reply(call_wait(late), 201);
+    assert_reply(call_wait(hog), 201);
+    assert_ptr_equal(ended_first, late);
+    assert_true(tv_fixed_engine_shared(fixture->engine) >= 2);
+    call_free(hog);
+    call_free(late);
+    free(race);
+}
+
+/* The device is lost in a launch that took a prompt along: both are told, and nothing is left. */
+static void a_lost_device_ends_both(void **state)
+{
+    struct fixture *fixture = *state;
+    struct race *race = malloc(sizeof *race);
+    assert_non_null(race);
+    plant(fixture, 4, LONG_US);
+    race_start(fixture, race);
+    struct tv_call *create = prompt(fixture, 1, 20);
+    call_start(fixture, create);
+    tv_fixed_engine_lose(fixture->engine);
+    tv_fixed_engine_hold(fixture->engine, 0);
+    assert_reply(call_wait(create), 500);
+    call_free(create);
+    for (int i = 0; i < ROUNDS; i++) {
+        assert_true(call_wait(race->calls[i])->reply.http_status >= 500);
+        call_free(race->calls[i]);
+    }
+    (void)call_wait(race->running);
+    call_free(race->running);
+    free(race);
+}
+
+static void plant_slices(struct tv_sched *sched, int32_t rows, int64_t us)
+{
+    for (int i = 0; i < 15; i++) {
+        tv_sched_curve_add(sched->share.slices, rows, us);
+    }
+}
+
+/* With the lock, which costs_end lets go: launches of 1 and 2 nodes were measured. */
+static struct tv_sched *costs_begin(struct fixture *fixture)
+{
+    struct tv_sched *sched = fixture->sched;
+    plant(fixture, 2, 10000);
+    plant(fixture, 1, 100);
+    tv_sched_lock(sched);
+    for (int32_t rows = 1; rows <= 1024; rows *= 2) {
+        plant_slices(sched, rows, LONG_US);
+    }
+    sched->engine->rider_rows = 32;
+    sched->engine->prefill_rows = 64;
+    return sched;
+}
+
+static void costs_end(struct tv_sched *sched)
+{
+    sched->engine->prefill_rows = 16;
+    tv_sched_unlock(sched);
+}
+
+/* What a launch took decides how many tokens the next one takes along. */
+static void the_measured_cost_decides_how_many(void **state)
+{
+    struct tv_sched *sched = costs_begin(*state);
+    struct job job = {.token_count = 100000, .own_context = 1};
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 8);
+    assert_int_equal(tv_sched_share_rows(sched, &job, 8), 0); /* never measured */
+    tv_sched_share_note(sched, &job, 8, 2, 15000);            /* half as much again: more */
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
+    tv_sched_share_note(sched, &job, 7, 2, 10000); /* the prompt's end: says nothing of more */
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
+    for (int i = 0; i < 20; i++) {
+        tv_sched_share_note(sched, &job, sched->share.rows, 2, 10000);
+    }
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 32); /* what the engine takes */
+    sched->launch_rows = 12;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
+    sched->launch_rows = 2;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
+    sched->launch_rows = 256;
+    tv_sched_share_note(sched, &job, 32, 2, 15001);
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 16);
+    tv_sched_share_note(sched, &job, 16, 1, 1100); /* a millisecond more is always fine */
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 20);
+    tv_sched_share_note(sched, &job, 20, 1, 1101);
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
+
+    sched->sliced = &job; /* in the middle of a slice */
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
+    sched->sliced = NULL;
+    sched->engine->rider_rows = 0;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
+    costs_end(sched);
+}
+
+/* And how deep in a prompt. */
+static void the_measured_cost_decides_how_deep(void **state)
+{
+    struct tv_sched *sched = costs_begin(*state);
+    struct job job = {.token_count = 100000, .own_context = 1};
+    sched->share.rows = 10;
+    job.token_done = 63; /* every prompt's beginning */
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
+    job.token_done = 64;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
+    job.token_done = 60; /* as deep again as what was cheap */
+    tv_sched_share_note(sched, &job, 10, 2, 10000);
+    job.token_done = 139;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 12);
+    job.token_done = 140;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
+    job.token_done = 100; /* the fewest tokens are too many there */
+    tv_sched_share_note(sched, &job, 4, 2, 20000);
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
+    job.token_done = 99;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 4);
+    job.token_count = 101;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 2);
+    job.token_done = 0;
+    tv_sched_share_note(sched, &job, 4, 2, 20000);
+    job.token_done = 63;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 4);
+    job.token_done = INT_MAX - 40; /* no overflow */
+    job.token_count = INT_MAX;
+    tv_sched_share_note(sched, &job, 4, 2, 10000);
+    assert_int_equal(sched->share.keys, INT_MAX);
+    costs_end(sched);
+}
+
+/* A token in a launch beside one in a slice of what is left, at most the engine's. */
+static void a_token_goes_where_it_is_cheap(void **state)
+{
+    struct tv_sched *sched = costs_begin(*state);
+    struct job job = {.token_count = 20, .own_context = 1};
+    sched->share.rows = 5;
+    plant_slices(sched, 16, 600);
+    plant_slices(sched, 32, 800);
+    plant_slices(sched, 64, 800);
+    tv_sched_share_note(sched, &job, 10, 2, 11600); /* a quarter of 160 us */
+    assert_int_equal(sched->share.token_ns, 40000);
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 5); /* 800 us of 20 tokens */
+    job.token_count = 21;
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
+    job.token_count = 10; /* 600 us of 10 */
+    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 5);
+    job.token_count = 1000; /* 800 us of 64, the engine's slice */
+    int32_t refused = 0;
+    while (tv_sched_share_rows(sched, &job, 2) == 0) {
+        refused++;
+    }
+    assert_in_range(refused, 150, 350); /* one tries again */
+    costs_end(sched);
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, start, fixture_teardown)
+    const struct CMUnitTest tests[] = {
+        CASE(a_prompt_goes_along_with_rounds_to_its_end),
+        CASE(an_extend_goes_along_too),
+        CASE(what_was_never_measured_goes_alone),
+        cmocka_unit_test_setup_teardown(what_was_adopted_is_as_deep_as_it_is, start_pages,
+                                        fixture_teardown),
+        CASE(the_principal_with_less_goes_first),
+        CASE(a_lost_device_ends_both),
+        CASE(the_measured_cost_decides_how_many),
+        CASE(the_measured_cost_decides_how_deep),
+        CASE(a_token_goes_where_it_is_cheap),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
