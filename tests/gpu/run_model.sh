@@ -43,6 +43,8 @@ for dtype in f32 bf16; do
     step "refs_$dtype" python3 "$parity/refs.py" "$daemon" "$models" --backend cuda --kv-dtype "$dtype"
     step "batch_$dtype" python3 "$parity/batch.py" "$daemon" "$models/kjv-mla-8m" --backend cuda \
         --kv-dtype "$dtype"
+    step "shared_$dtype" python3 "$parity/shared.py" "$daemon" "$models/kjv-mla-8m" --backend cuda \
+        --kv-dtype "$dtype"
 done
 # the sanitizers read every access; racecheck of the rows of 30,000 logits would take minutes
 for part in dense experts fused prefill draw; do
