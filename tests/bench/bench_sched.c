@@ -7,7 +7,8 @@
  * answer. Prints figures, judges nothing. With TV_BENCH_CPU_TIME=1 a wait is the processor time
  * that this process used meanwhile, which a busy machine disturbs less (1 thread), and only the
  * small rounds beside prompts are measured. TV_BENCH_WHOLE_SLICES=1: none goes between the parts
- * of a slice.
+ * of a slice. Beside prompts once with launches of rounds that take none of their tokens along, and
+ * once with those that do.
  */
 #include <pthread.h>
 #include <semaphore.h>
@@ -28,6 +29,7 @@
 #define LEN_END      200 /* tokens before the model's end at which a session is opened anew */
 
 static struct tv_sched *sched;
+static struct tv_stats stats;
 static struct tv_engine *engine;
 static int cpu_time;
 
@@ -312,36 +314,6 @@ static void *prompts_main(void *context)
     return NULL;
 }
 
-/* Small rounds alone, then while prompts of `tokens` in all are prefilled. */
-static void beside_prompts(int32_t prefix, int32_t nodes, int32_t length, int32_t tokens,
-                           double seconds)
-{
-    struct client client;
-    struct prompts prompts = {.length = length,
-                              .count = (tokens + length - 1) / length,
-                              .seed = (uint32_t)(prefix * 4099 + length)};
-    pthread_t thread;
-    client_make(&client, "rounds", prefix, nodes, 7);
-    client.pause_us = 4000;
-    client.end_us = tv_clock_us() + (int64_t)(seconds * 1e6);
-    (void)client_main(&client);
-    struct spread idle = spread_of(&client, 1);
-    client.rounds = 0;
-    client.stop = &prompts.stop;
-    if (pthread_create(&thread, NULL, prompts_main, &prompts) != 0) {
-        die("no thread", NULL);
-    }
-    (void)client_main(&client);
-    (void)pthread_join(thread, NULL); /* ours and joinable */
-    struct spread busy = spread_of(&client, 1);
-    (void)printf("%d nodes at prefix %d: p50 %.2f p99 %.2f ms; beside %d prompts of %d tokens: p50 "
-                 "%.2f p99 %.2f max %.2f ms (%d rounds), p99 x %.2f; prefill %.0f tokens/s\n",
-                 nodes, prefix, idle.p50, idle.p99, prompts.count, length, busy.p50, busy.p99,
-                 busy.max, busy.rounds, busy.p99 / idle.p99,
-                 (double)prompts.tokens * 1e6 / (double)prompts.us);
-    client_finish(&client);
-}
-
 static void run_all(struct client *clients, int32_t count, double seconds)
 {
     int64_t end_us = tv_clock_us() + (int64_t)(seconds * 1e6);
@@ -353,6 +325,52 @@ static void run_all(struct client *clients, int32_t count, double seconds)
     }
     for (int32_t i = 0; i < count; i++) {
         (void)pthread_join(clients[i].thread, NULL); /* ours and joinable */
+    }
+}
+
+/* Small rounds of `count` clients alone, then while prompts of `tokens` in all are prefilled. */
+struct company {
+    int32_t count, prefix, nodes;
+    int64_t pause_us;
+};
+
+static void beside_prompts(const struct company *company, int32_t length, int32_t tokens,
+                           double seconds)
+{
+    static struct client clients[SESSIONS_MAX];
+    static uint32_t runs;
+    struct prompts prompts = {.length = length,
+                              .count = (tokens + length - 1) / length,
+                              .seed = (uint32_t)(company->prefix * 4099 + length) + 7919u * runs++};
+    pthread_t thread;
+    int32_t count = company->count;
+    for (int32_t i = 0; i < count; i++) {
+        client_make(&clients[i], "rounds", company->prefix, company->nodes, 7 + (uint32_t)i);
+        clients[i].pause_us = company->pause_us;
+    }
+    run_all(clients, count, seconds);
+    struct spread idle = spread_of(clients, count);
+    for (int32_t i = 0; i < count; i++) {
+        clients[i].rounds = 0;
+        clients[i].stop = &prompts.stop;
+    }
+    uint64_t shared = atomic_load(&stats.shared_tokens);
+    if (pthread_create(&thread, NULL, prompts_main, &prompts) != 0) {
+        die("no thread", NULL);
+    }
+    run_all(clients, count, seconds);
+    (void)pthread_join(thread, NULL); /* ours and joinable */
+    struct spread busy = spread_of(clients, count);
+    (void)printf(
+        "%d x %d nodes at prefix %d: p50 %.2f p99 %.2f ms; beside %d prompts of %d tokens: "
+        "p50 %.2f p99 %.2f max %.2f ms (%d rounds), p99 x %.2f; prefill %.0f tokens/s, "
+        "%.0f %% of them in launches of rounds\n",
+        count, company->nodes, company->prefix, idle.p50, idle.p99, prompts.count, length, busy.p50,
+        busy.p99, busy.max, busy.rounds, busy.p99 / idle.p99,
+        (double)prompts.tokens * 1e6 / (double)prompts.us,
+        100.0 * (double)(atomic_load(&stats.shared_tokens) - shared) / (double)prompts.tokens);
+    for (int32_t i = 0; i < count; i++) {
+        client_finish(&clients[i]);
     }
 }
 
@@ -388,7 +406,6 @@ static void together(int32_t count, int32_t nodes, int apart, double seconds)
 int main(int argc, char **argv)
 {
     static struct tv_config config;
-    static struct tv_stats stats;
     char error[600] = "";
     static char words[9][4096];
     char *args[9];
@@ -413,9 +430,16 @@ int main(int argc, char **argv)
     if (getenv("TV_BENCH_WHOLE_SLICES") != NULL) {
         engine->between = NULL; /* before the first call: nobody reads it yet */
     }
-    beside_prompts(64, 8, 512, tokens, seconds);
-    beside_prompts(64, 8, 3584, tokens, seconds);
-    beside_prompts(3000, 8, 3584, tokens, seconds);
+    int32_t rider_rows = engine->rider_rows;
+    static const struct company companies[] = {{1, 64, 8, 4000}, {8, 64, 8, 0}, {1, 3000, 8, 4000}};
+    for (size_t i = 0; i < sizeof companies / sizeof companies[0]; i++) {
+        for (int32_t length = 512; length <= 3584 && length <= tokens; length += 3072) {
+            for (int shared = 0; shared < 2; shared++) {
+                engine->rider_rows = shared ? rider_rows : 0; /* nobody reads it between calls */
+                beside_prompts(&companies[i], length, tokens, seconds);
+            }
+        }
+    }
     if (!cpu_time) {
         together(1, 16, 0, seconds);
         together(4, 16, 0, seconds);
