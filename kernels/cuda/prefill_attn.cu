@@ -204,32 +204,43 @@ int tv_cuda_prefill_attn_prepare(void)
     rc = rc < 0 ? rc : linear_prepare<struct expand_problem<__nv_bfloat16, false>>();
     rc = rc < 0 ? rc : linear_prepare<struct expand_problem<float, true>>();
     rc = rc < 0 ? rc : linear_prepare<struct expand_problem<__nv_bfloat16, true>>();
-    rc = rc < 0 ? rc : mma_prepare_both<MMA_LOW_NONE>();
+    rc = rc < 0 ? rc : mma_prepare<4, MMA_LOW_NONE>();
     rc = rc < 0 ? rc : mma_prepare_both<MMA_LOW_EXPANDED>();
     return rc < 0 ? rc : mma_prepare_both<MMA_LOW_ALL>();
 }
 
 template <int WARPS, enum mma_low LOW>
-static void attend_launch(const struct tv_prefill_attn *a, const struct prefill_segment *s,
-                          dim3 grid, cudaStream_t stream)
-{
-    prefill_attn_mma<WARPS, LOW>
-        <<<grid, WARPS * 32, mma_shape<LOW>::shared(WARPS), stream>>>(*a, *s);
-}
-
-template <int WARPS>
-static void attend_tiles(const struct tv_prefill_attn *a, const struct prefill_segment *segment,
-                         cudaStream_t stream)
+static void attend_launch(const struct tv_prefill_attn *a, const struct prefill_segment *segment,
+                          cudaStream_t stream)
 {
     struct prefill_segment s = *segment;
     dim3 grid(linear_blocks(a->rows, WARPS * 16), (uint32_t)a->heads);
     s.last_row = (int32_t)(grid.x - 1) * (WARPS * 16);
-    if (!prefill_has_low(*a)) {
-        attend_launch<WARPS, MMA_LOW_NONE>(a, &s, grid, stream);
-    } else if (a->kv_dtype == TV_F32) {
-        attend_launch<WARPS, MMA_LOW_ALL>(a, &s, grid, stream);
+    prefill_attn_mma<WARPS, LOW>
+        <<<grid, WARPS * 32, mma_shape<LOW>::shared(WARPS), stream>>>(*a, s);
+}
+
+template <enum mma_low LOW>
+static void attend_lows(const struct tv_prefill_attn *a, const struct prefill_segment *s,
+                        cudaStream_t stream)
+{
+    if (linear_blocks(a->rows, 128) * (int64_t)a->heads >= BLOCKS_LEAST) {
+        attend_launch<8, LOW>(a, s, stream);
     } else {
-        attend_launch<WARPS, MMA_LOW_EXPANDED>(a, &s, grid, stream);
+        attend_launch<4, LOW>(a, s, stream);
+    }
+}
+
+/* Without low halves registers are few enough for three small blocks, whose warps hide more. */
+static void attend_tiles(const struct tv_prefill_attn *a, const struct prefill_segment *s,
+                         cudaStream_t stream)
+{
+    if (!prefill_has_low(*a)) {
+        attend_launch<4, MMA_LOW_NONE>(a, s, stream);
+    } else if (a->kv_dtype == TV_F32) {
+        attend_lows<MMA_LOW_ALL>(a, s, stream);
+    } else {
+        attend_lows<MMA_LOW_EXPANDED>(a, s, stream);
     }
 }
 
@@ -238,11 +249,7 @@ static int attend(const struct tv_prefill_attn *a, const struct prefill_segment 
 {
     dim3 grid(linear_blocks(a->rows, ROWS), (uint32_t)a->heads);
     if (s->scales != NULL) {
-        if (linear_blocks(a->rows, 128) * (int64_t)a->heads >= BLOCKS_LEAST) {
-            attend_tiles<8>(a, s, stream);
-        } else {
-            attend_tiles<4>(a, s, stream);
-        }
+        attend_tiles(a, s, stream);
     } else if (a->v_dim <= 64) {
         prefill_attn_any<4><<<grid, THREADS, 0, stream>>>(*a, *s);
     } else if (a->v_dim <= 128) {

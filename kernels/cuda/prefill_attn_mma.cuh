@@ -48,6 +48,12 @@ template <enum mma_low LOW> struct mma_shape {
     {
         return BARRIERS + 128 + warps * QUERIES;
     }
+
+    /* of a multiprocessor, as registers allow */
+    static constexpr int blocks(int warps)
+    {
+        return warps == 8 ? 1 : LOWS ? 2 : 3;
+    }
 };
 
 /* A block's shared memory by address. */
@@ -462,7 +468,7 @@ TV_DEVICE bool block_sees(const struct tv_prefill_attn &a, const struct prefill_
 
 /* Grid: blocks of rows, the last rows (which see most) first; heads. */
 template <int WARPS, enum mma_low LOW>
-static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8 ? 1 : 2)
+static __global__ void __launch_bounds__(WARPS * 32, mma_shape<LOW>::blocks(WARPS))
     prefill_attn_mma(const __grid_constant__ struct tv_prefill_attn a,
                      const __grid_constant__ struct prefill_segment s)
 {
