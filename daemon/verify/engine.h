@@ -117,9 +117,11 @@ struct tv_verify_attn tv_engine_attn_slice(const struct tv_verify_attn *attn, in
                                            int32_t row_start, int32_t rows);
 
 /* rounding.c: rows of logits [rows, vocab] of exact products, and of those that are served. 0;
- * -EIO with a detail when they are not the same model's. */
+ * -EIO with a detail when they are not the same model's. bounded 0: numbers are all that is asked.
+ */
 int tv_engine_rounding_measure(const float *exact, const float *served, int32_t rows, int32_t vocab,
-                               struct tv_rounding *ret_cost, char *detail, size_t detail_bytes);
+                               int bounded, struct tv_rounding *ret_cost, char *detail,
+                               size_t detail_bytes);
 /* self_test.c */
 int tv_engine_self_test_start(struct tv_verify_engine *self, const struct tv_judge *judge,
                               char *detail, size_t detail_bytes);

@@ -34,7 +34,8 @@ static void row_look(const float *x, int32_t count, struct row_stats *ret)
 }
 
 int tv_engine_rounding_measure(const float *exact, const float *served, int32_t rows, int32_t vocab,
-                               struct tv_rounding *ret_cost, char *detail, size_t detail_bytes)
+                               int bounded, struct tv_rounding *ret_cost, char *detail,
+                               size_t detail_bytes)
 {
     struct tv_rounding cost = {.rows = rows};
     for (int32_t r = 0; r < rows; r++) {
@@ -52,8 +53,8 @@ int tv_engine_rounding_measure(const float *exact, const float *served, int32_t 
         cost.top1_equal += of_p.best == of_q.best;
     }
     *ret_cost = cost;
-    if (isfinite(cost.logit_max) && cost.kl_mean <= KL_MEAN_MAX &&
-        cost.top1_equal >= TOP1_SHARE_LEAST * rows) {
+    int close = cost.kl_mean <= KL_MEAN_MAX && cost.top1_equal >= TOP1_SHARE_LEAST * rows;
+    if (isfinite(cost.logit_max) && (close || !bounded)) {
         return 0;
     }
     (void)snprintf(detail, detail_bytes,

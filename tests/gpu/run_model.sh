@@ -46,6 +46,7 @@ for dtype in f32 bf16; do
     step "shared_$dtype" python3 "$parity/shared.py" "$daemon" "$models/kjv-mla-8m" --backend cuda \
         --kv-dtype "$dtype"
 done
+step refs_products python3 "$parity/refs.py" "$daemon" "$models" --backend cuda --kv-dtype bf16 --products bf16
 # the sanitizers read every access; racecheck of the rows of 30,000 logits would take minutes
 for part in dense experts fused prefill draw; do
     step "memcheck_$part" compute-sanitizer --tool memcheck --error-exitcode 9 "$check" --backend cuda --only "$part"

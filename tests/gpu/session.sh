@@ -105,10 +105,13 @@ say "$(date -u +%FT%TZ) backend $backend, $minutes minutes, $("$daemon" --versio
 # --- does it start, and is it right
 step slots 60 "$check" --backend "$backend" --seed 1
 step start_bf16 40 bash -c 'start --kv-dtype bf16'
+cuda_step start_products 40 bash -c 'start --products bf16'
 step start_f32 40 bash -c 'start --kv-dtype f32'
 cuda_step start_all_pages 60 env -u TREEVERIFY_PAGES bash -c start
 cuda_step start_share 60 env -u TREEVERIFY_PAGES bash -c 'start --pages-share 0.25'
 step refs_bf16 60 python3 "$source/tests/parity/refs.py" "$daemon" "$models" --backend "$backend" --kv-dtype bf16 --page-sizes 64
+cuda_step refs_products 60 python3 "$source/tests/parity/refs.py" "$daemon" "$models" --backend "$backend" --kv-dtype bf16 --products bf16 \
+    --page-sizes 64
 step refs_f32 60 python3 "$source/tests/parity/refs.py" "$daemon" "$models" --backend "$backend" --page-sizes 64
 for dtype in bf16 f32; do
     step "rounds_$dtype" 40 python3 "$here/rounds.py" "$daemon" "$big" --backend "$backend" --kv-dtype $dtype

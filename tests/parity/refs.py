@@ -44,6 +44,10 @@ BF16 = {
 
 # The same where activations are rounded to bf16 as well (measured on an H200).
 PRODUCTS = {
+    "v2lite": (0.935, 1.5e-3, 0.9, 0.92),
+    "v3": (0.88, 4.0e-2, 5.3, 0.93),
+    "moonlight": (0.97, 6.5e-3, 2.8, 0.955),
+    "kjv-mla-8m": (0.998, 9.0e-5, 2.2, 0.98),
 }
 
 
@@ -218,6 +222,10 @@ def check_greedy(report, client, label, refs):
     session = Session(client, [int(t) for t in refs["greedy_prompt"]], sampling=GREEDY)
     session.decode(len(want) - 1)
     equal = [a == b for a, b in zip(session.text, want)]
+    if report.bf16 is not None and not all(equal):
+        first = equal.index(False)  # what follows is another text
+        print(f"      {label} greedy tokens part after {first} of {len(want)}")
+        equal = equal[: first + 1]
     report.tokens(f"{label} {len(want)} greedy tokens equal the reference", equal)
     session.close()
 

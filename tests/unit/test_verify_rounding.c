@@ -148,20 +148,26 @@ static void numbers_by_hand(void **state)
     struct tv_rounding cost;
     char detail[200] = "";
     (void)state;
-    assert_int_equal(tv_engine_rounding_measure(even, even, 1, 4, &cost, detail, sizeof detail), 0);
+    assert_int_equal(tv_engine_rounding_measure(even, even, 1, 4, 1, &cost, detail, sizeof detail),
+                     0);
     assert_int_equal(cost.rows, 1);
     assert_int_equal(cost.top1_equal, 1);
     assert_true(fabs(cost.kl_mean) < 1e-12 && cost.logit_max == 0.0);
     /* p = 1/5 1/5 2/5 1/5, q = 1/7 1/7 2/7 3/7 */
-    assert_int_equal(tv_engine_rounding_measure(even, other, 1, 4, &cost, detail, sizeof detail),
+    assert_int_equal(tv_engine_rounding_measure(even, other, 1, 4, 1, &cost, detail, sizeof detail),
                      -EIO);
     double kl = 0.8 * log(7.0 / 5.0) + 0.2 * log(7.0 / 15.0);
     assert_true(fabs(cost.kl_mean - kl) < 1e-6);
     assert_int_equal(cost.top1_equal, 0);
     assert_true(fabs(cost.logit_max - log(3.0)) < 1e-6);
     assert_non_null(strstr(detail, "0 of 1 rows"));
-    assert_int_equal(tv_engine_rounding_measure(even, none, 1, 4, &cost, detail, sizeof detail),
-                     -EIO);
+    for (int bounded = 0; bounded < 2; bounded++) { /* numbers are asked of everybody */
+        assert_int_equal(
+            tv_engine_rounding_measure(even, none, 1, 4, bounded, &cost, detail, sizeof detail),
+            -EIO);
+    }
+    assert_int_equal(tv_engine_rounding_measure(even, other, 1, 4, 0, &cost, detail, sizeof detail),
+                     0);
 }
 
 int main(void)
