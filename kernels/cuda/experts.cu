@@ -7,11 +7,9 @@
  * tile end at once.
  */
 #include "experts.cuh"
-#include "linear_sm90.h"
 #include "ops.h"
 
 #define EXPERTS_SORT 1024 /* threads */
-#define EXPERTS_SM90 8    /* rows of an expert in the mean, above which Hopper has other kernels */
 
 static __global__ void __launch_bounds__(EXPERTS_SORT)
     experts_sort(const int32_t *ids, int32_t pairs, int32_t experts, int32_t block_rows,
@@ -21,15 +19,6 @@ static __global__ void __launch_bounds__(EXPERTS_SORT)
     ptx_wait_dependence();
     ptx_launch_dependents();
     experts_sort_pairs(ids, pairs, experts, block_rows, plan, shared);
-}
-
-/* Whether there may be rows enough for experts_sm90.cu, whatever the weights' type: the workspace
- * is sized before that is known. */
-static bool experts_many(const struct tv_kernels *k, const struct tv_experts *args)
-{
-    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
-    return TV_LINEAR_SM90 && !cuda->portable &&
-           (int64_t)args->rows * args->top_k > (int64_t)args->experts * EXPERTS_SM90;
 }
 
 size_t tv_cuda_experts_workspace(const struct tv_kernels *k, const struct tv_experts *args)
@@ -64,8 +53,7 @@ int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args)
     bool sm90 = experts_many(k, args);
     (void)plan_carve(args, 0, sm90, (char *)(((uintptr_t)args->workspace + 255) / 256 * 256),
                      &plan);
-    sm90 = sm90 && linear_uses_mma(args->w_dtype, args->hidden) &&
-           linear_uses_mma(args->w_dtype, args->inter) && (uintptr_t)args->x % 8 == 0;
+    sm90 = experts_hopper(k, args);
     int32_t block_rows = sm90 ? tv_experts_sm90_rows(args) : experts_block_rows(args);
     int32_t pairs = args->rows * args->top_k;
     experts_problems(args, plan, block_rows, &gate, &down);

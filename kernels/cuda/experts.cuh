@@ -10,10 +10,14 @@
 #include "experts_plan.cuh"
 #include "launch.cuh"
 #include "linear_launch.cuh"
+#include "linear_sm90.h"
 
-#define EXPERTS_FEW  32 /* rows of an expert up to which weights are what takes time */
-#define EXPERTS_JOIN 256
-#define EXPERTS_MAX  4096 /* two counters of each in shared memory */
+#define EXPERTS_FEW 32 /* rows of an expert up to which weights are what takes time */
+/* Rows of an expert in the mean from which on Hopper's kernels read large weights faster. */
+#define EXPERTS_HOPPER(products) ((products) == TV_PRODUCTS_BF16 ? 6 : 12)
+#define EXPERTS_LARGE            (1 << 20) /* elements of a matrix */
+#define EXPERTS_JOIN             256
+#define EXPERTS_MAX              4096 /* two counters of each in shared memory */
 
 /* Sort pairs by expert and cut each expert's into tiles, by one block of at least 32 threads.
  * shared: [2 * experts]. */
@@ -329,6 +333,31 @@ static int32_t experts_block_rows(const struct tv_experts *args)
         return linear_block_rows(mma, true, args->experts, each, args->inter);
     }
     return args->rows <= 8 ? 8 : each <= 8 ? 16 : 32;
+}
+
+/* Whether there may be rows enough for experts_sm90.cu, whatever the weights' type and the
+ * products: the workspace is sized before those are known. */
+static bool experts_many(const struct tv_kernels *k, const struct tv_experts *args)
+{
+    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
+    return TV_LINEAR_SM90 && !cuda->portable &&
+           (int64_t)args->rows * args->top_k >=
+               (int64_t)args->experts * EXPERTS_HOPPER(TV_PRODUCTS_BF16);
+}
+
+static bool experts_large(const struct tv_experts *args)
+{
+    return (int64_t)args->hidden * args->inter >= EXPERTS_LARGE;
+}
+
+/* Whether experts_sm90.cu serves these best. */
+static bool experts_hopper(const struct tv_kernels *k, const struct tv_experts *args)
+{
+    int64_t pairs = (int64_t)args->rows * args->top_k, experts = args->experts;
+    return experts_many(k, args) && linear_uses_mma(args->w_dtype, args->hidden) &&
+           linear_uses_mma(args->w_dtype, args->inter) && (uintptr_t)args->x % 8 == 0 &&
+           (pairs > experts * EXPERTS_FEW ||
+            (experts_large(args) && pairs >= experts * EXPERTS_HOPPER(args->products)));
 }
 
 static int experts_check(const struct tv_experts *args)

@@ -4,7 +4,7 @@
  * Five launches: the router's product; choice and sort in one block; gate, up and activation of
  * shared and routed experts; down of both; the sum. The same operations in the same order as the
  * slots that it stands for, so the same bits. Refuses (-ENOTSUP) what those serve better: many
- * rows, weights that the matrix product does not take.
+ * rows (of an expert, on Hopper), weights that the matrix product does not take.
  */
 #include "experts.cuh"
 #include "ops.h"
@@ -59,7 +59,7 @@ size_t tv_cuda_moe_workspace(const struct tv_kernels *k, const struct tv_moe *ar
     return plan_carve(&experts, args->shared_inter, false, NULL, &plan) + 256;
 }
 
-static int moe_check(const struct tv_moe *args)
+static int moe_check(const struct tv_kernels *k, const struct tv_moe *args)
 {
     const struct tv_experts *experts = &args->experts;
     if (experts_check(experts) < 0 || router_check(&args->router) < 0 || args->shared_inter < 0 ||
@@ -71,7 +71,9 @@ static int moe_check(const struct tv_moe *args)
     bool mma = linear_uses_mma(experts->w_dtype, experts->hidden) &&
                linear_uses_mma(experts->w_dtype, experts->inter) &&
                (args->shared_inter == 0 || linear_uses_mma(experts->w_dtype, args->shared_inter));
-    return mma && experts->rows <= ROWS_MAX && route_bytes(&args->router) <= SHARED_BYTES &&
+    bool apart = experts_hopper(k, experts) && experts_large(experts);
+    return mma && !apart && experts->rows <= ROWS_MAX &&
+                   route_bytes(&args->router) <= SHARED_BYTES &&
                    2 * sizeof(int32_t) * (size_t)experts->experts <= SHARED_BYTES &&
                    (int64_t)experts->rows * experts->top_k * (int64_t)sizeof(int32_t) <= IDS_BYTES
                ? 0
@@ -100,7 +102,7 @@ int tv_cuda_moe_prepare(void)
 int tv_cuda_moe(struct tv_kernels *k, const struct tv_moe *args)
 {
     const struct tv_experts *experts = &args->experts;
-    int rc = moe_check(args);
+    int rc = moe_check(k, args);
     if (rc < 0) {
         return rc;
     }
