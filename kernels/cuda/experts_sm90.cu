@@ -6,6 +6,8 @@
  * gate and up write theirs as down reads them. Maps of the matrices are made on the device, where
  * their addresses are.
  */
+#define TV_CUDA_SM90 1 /* that this file is built */
+
 #include "experts_plan.cuh"
 #include "linear_sm90.h"
 #include "linear_sm90_launch.cuh"

@@ -5,6 +5,8 @@
  * The copy engine reads bf16, so rows are cut into pieces by a launch of their own, as many at a
  * time as the backend's scratch has room for.
  */
+#define TV_CUDA_SM90 1 /* that this file is built */
+
 #include "linear_sm90.h"
 
 #include "linear_sm90.cuh"
