@@ -5,8 +5,13 @@
  * another launch reads or writes; what no launch writes (weights) it may read ahead of that. Every
  * block waits, or none but blocks that do nothing: the end of a launch then means the end of all
  * before it. Where each block of the launch before waits first and then lets this one begin, all
- * that precedes that launch has ended when this one begins: behind ptx_fence_device it may read
- * what those wrote, and wait later, for what the launch before writes, or at its end.
+ * that precedes that launch has ended, its writes in L2, when this one begins: behind
+ * ptx_fence_device, or by ptx_load_device, it may read what those wrote, and wait later, for what
+ * the launch before writes, or at its end. Behind a launch that lets the next one begin ahead of
+ * its own wait nothing is known to have ended: whoever comes next reads ahead only what no launch
+ * writes. The combine of verify attention is such a launch. What follows it may be any, and by its
+ * wait has all: each of the combine's blocks waits for the flash kernel, each of whose blocks
+ * waited for what was before.
  */
 #ifndef TV_KERNELS_CUDA_LAUNCH_CUH
 #define TV_KERNELS_CUDA_LAUNCH_CUH

@@ -264,6 +264,15 @@ TV_DEVICE void ptx_fence_device(void)
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
+/* A number as the whole device sees it now, which no block keeps near: reading it again later gives
+ * what has been written meanwhile. */
+TV_DEVICE int32_t ptx_load_device(const int32_t *p)
+{
+    int32_t x;
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
 /* Wait until the grids this launch depends on have ended and their writes are visible. */
 TV_DEVICE void ptx_wait_dependence(void)
 {

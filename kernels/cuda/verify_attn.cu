@@ -19,7 +19,8 @@ int tv_cuda_verify_attn_check_shape(const struct tv_verify_attn *a)
                  a->q_len <= TV_TREE_NODES_MAX && a->heads >= 1 && a->heads <= TV_HEADS_MAX;
     bool dims =
         a->latent_dim >= 8 && a->latent_dim % 8 == 0 && a->rope_dim >= 0 && a->rope_dim % 2 == 0;
-    bool cache = a->page_count >= 1 && a->max_pages >= 1 && a->kv_len_max >= 1 &&
+    bool cache = a->page_count >= 1 && a->page_count <= INT32_MAX && a->max_pages >= 1 &&
+                 a->kv_len_max >= 1 &&
                  (int64_t)a->kv_len_max <= (int64_t)a->max_pages * a->page_size;
     bool splits = a->splits >= 0 && a->splits <= 64;
     return dtypes && page && shape && dims && cache && splits ? 0 : -EINVAL;
@@ -179,22 +180,23 @@ int tv_cuda_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
     p.partial_out = (float *)args->workspace;
     p.partial_rows = bound.partial_rows;
     p.partial_lse = p.partial_out + (int64_t)args->batch * bound.partial_rows * TV_MLA_LATENT;
+    p.pool_rows = args->page_count * args->page_size;
     p.scale_log2 = (float)((double)args->softmax_scale * 1.4426950408889634);
     p.heads = args->heads;
     p.q_len = args->q_len;
+    p.kv_len_max = args->kv_len_max;
     p.max_pages = args->max_pages;
     p.page_tiles_log2 = log2_exact(args->page_size / TV_PLAN_TOKENS);
     p.out_bf16 = args->out_dtype == TV_BF16;
     p.mask_words = (args->q_len + 31) / 32;
     p.device = plan_device(k, args);
     cudaStream_t stream = tv_cuda_stream(k);
-    int64_t pool_rows = args->page_count * args->page_size;
     if (args->dtype == TV_F32) {
         result = tv_flash_f32_launch(&p, args->batch, bound.blocks, stream);
     } else if (cuda->portable) {
-        result = tv_flash_bf16_launch(cuda, &p, pool_rows, args->batch, bound.blocks, stream);
+        result = tv_flash_bf16_launch(cuda, &p, args->batch, bound.blocks, stream);
     } else {
-        result = sm90_launch(cuda, &p, pool_rows, args->batch, bound.blocks, stream);
+        result = sm90_launch(cuda, &p, args->batch, bound.blocks, stream);
     }
     if (result == 0 && bound.splits > 1) {
         result = tv_flash_combine_launch(&p, args->batch, bound.splits, stream);

@@ -27,9 +27,11 @@ struct tv_flash_params {
     float *partial_out;   /* [batch, partial_rows, 512], normalised within their split */
     float *partial_lse;   /* [batch, partial_rows], base 2 */
     int64_t partial_rows; /* of one request */
+    int64_t pool_rows;    /* rows of kv */
     float scale_log2;     /* softmax_scale * log2(e) */
     int32_t heads;
     int32_t q_len;
+    int32_t kv_len_max;
     int32_t max_pages;
     int32_t page_tiles_log2; /* log2(page_size / 16) */
     int32_t out_bf16;
@@ -38,12 +40,12 @@ struct tv_flash_params {
 };
 
 /* Launchers, one per kernel file; blocks is tv_plan_bound's. */
-int tv_flash_bf16_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p,
-                         int64_t pool_rows, int32_t batch, int32_t blocks, cudaStream_t stream);
+int tv_flash_bf16_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p, int32_t batch,
+                         int32_t blocks, cudaStream_t stream);
 int tv_flash_bf16_prepare(void);
 /* The same for sm_90a; in the library where TV_CUDA_SM90 is defined. */
-int tv_flash_sm90_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p,
-                         int64_t pool_rows, int32_t batch, int32_t blocks, cudaStream_t stream);
+int tv_flash_sm90_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p, int32_t batch,
+                         int32_t blocks, cudaStream_t stream);
 int tv_flash_sm90_prepare(void);
 int tv_flash_f32_launch(const struct tv_flash_params *p, int32_t batch, int32_t blocks,
                         cudaStream_t stream);
@@ -89,18 +91,38 @@ struct flash_block {
     int64_t partial_base; /* row `row_first` of this split in the partial sums */
 };
 
+/* What a request is like. Whatever the device's numbers are, it is within the host's bounds: page
+ * table, workspace and shared memory hold what follows from it. */
+struct flash_request {
+    int32_t prefix, nodes;
+    int64_t base; /* folded row 0 in q, out and lse */
+};
+
+TV_DEVICE struct flash_request flash_request_read(const struct tv_flash_params &p, int32_t request)
+{
+    struct flash_request r;
+    uint32_t nodes = (uint32_t)ptx_load_device(p.node_count + request);
+    uint32_t prefix = (uint32_t)ptx_load_device(p.prefix_len + request);
+    int64_t row = (int64_t)request * p.q_len;
+    if (p.row_start != NULL) {
+        row = ptx_load_device(p.row_start + request);
+    }
+    r.nodes = (int32_t)min(nodes, (uint32_t)min(p.q_len, p.kv_len_max));
+    r.prefix = (int32_t)min(prefix, (uint32_t)(p.kv_len_max - r.nodes));
+    r.base = row * p.heads;
+    return r;
+}
+
 /* m_tiles is 0 when the block has no rows (the launch is sized for the longest request).
  * m_tiles_max is p.device's, as a constant: quotients by it then cost nothing. */
 TV_DEVICE void flash_block_init(struct flash_block *b, const struct tv_flash_params &p,
-                                int32_t m_tiles_max)
+                                const struct flash_request &request, int32_t m_tiles_max)
 {
     int32_t index = (int32_t)blockIdx.x;
     b->request = (int32_t)blockIdx.y;
-    b->prefix = p.prefix_len[b->request];
-    b->nodes = p.node_count[b->request];
-    int64_t row =
-        p.row_start != NULL ? (int64_t)p.row_start[b->request] : (int64_t)b->request * p.q_len;
-    b->base = row * p.heads;
+    b->prefix = request.prefix;
+    b->nodes = request.nodes;
+    b->base = request.base;
     struct tv_plan_device device = p.device;
     device.m_tiles_max = m_tiles_max;
     struct tv_plan plan = tv_plan_request(device, b->nodes, p.heads, b->prefix);
@@ -122,22 +144,21 @@ TV_DEVICE void flash_block_init(struct flash_block *b, const struct tv_flash_par
 
 /* The padded layout's rows past node_count: out = 0, lse = -inf. Shared out over the launch's
  * blocks of the request, by `threads` threads of a block. */
-TV_DEVICE void flash_fill_padding(const struct tv_flash_params &p, int32_t thread, int32_t threads)
+TV_DEVICE void flash_fill_padding(const struct tv_flash_params &p, const struct flash_block &b,
+                                  int32_t thread, int32_t threads)
 {
-    int32_t request = (int32_t)blockIdx.y;
     if (p.row_start != NULL) {
         return;
     }
-    int64_t row = (int64_t)request * p.q_len * p.heads;
-    int32_t end = p.q_len * p.heads, i = p.node_count[request] * p.heads + (int32_t)blockIdx.x;
+    int32_t end = p.q_len * p.heads, i = b.nodes * p.heads + (int32_t)blockIdx.x;
     int32_t words = p.out_bf16 ? TV_MLA_LATENT / 2 : TV_MLA_LATENT;
     for (; i < end; i += (int32_t)gridDim.x) {
-        uint32_t *out = (uint32_t *)p.out + (row + i) * words;
+        uint32_t *out = (uint32_t *)p.out + (b.base + i) * words;
         for (int32_t c = thread; c < words; c += threads) {
             out[c] = 0;
         }
         if (thread == 0) {
-            p.lse[row + i] = -CUDART_INF_F;
+            p.lse[b.base + i] = -CUDART_INF_F;
         }
     }
 }

@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     ptx_wait_dependence();
     ptx_launch_dependents();
     if (threadIdx.x == 0) {
-        flash_block_init(&l.fixed->block, p, M_TILES_MAX);
+        flash_block_init(&l.fixed->block, p, flash_request_read(p, (int32_t)blockIdx.y),
+                         M_TILES_MAX);
         l.fixed->count = b.tile_end - b.tile_first;
         int32_t first = max(b.prefix / TV_PLAN_TOKENS - b.tile_first, 0) & ~1;
         l.fixed->tree_first = first;
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (b.m_tiles == 0) {
-        flash_fill_padding(p, (int32_t)threadIdx.x, THREADS);
+        flash_fill_padding(p, b, (int32_t)threadIdx.x, THREADS);
         return;
     }
     if (warp < SCORE_WARPS) {
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             score_warp<PLACES, 2>(p, b, l);
         }
         /* They are through well before the value warps. */
-        flash_fill_padding(p, (int32_t)threadIdx.x, SCORE_LANES);
+        flash_fill_padding(p, b, (int32_t)threadIdx.x, SCORE_LANES);
     } else if (b.m_tiles == 4) {
         value_warp<4, PLACES>(p, &map, b, l);
     } else if (b.m_tiles == 3) {
@@ -116,12 +117,12 @@ static int encode_map(CUtensorMap *map, const struct tv_cuda *cuda, const void *
     return result == CUDA_SUCCESS ? 0 : -EINVAL;
 }
 
-int tv_flash_bf16_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p,
-                         int64_t pool_rows, int32_t batch, int32_t blocks, cudaStream_t stream)
+int tv_flash_bf16_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p, int32_t batch,
+                         int32_t blocks, cudaStream_t stream)
 {
     CUtensorMap map;
     dim3 grid((uint32_t)blocks, (uint32_t)batch);
-    int32_t mask = mask_bytes(p), result = encode_map(&map, cuda, p->kv, pool_rows);
+    int32_t mask = mask_bytes(p), result = encode_map(&map, cuda, p->kv, p->pool_rows);
     if (result < 0) {
         return result;
     }

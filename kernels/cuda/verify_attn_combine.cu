@@ -140,14 +140,16 @@ __global__ void __launch_bounds__(WAYS * 32, 2)
 {
     __shared__ float4 sums[WAYS][32];
     __shared__ struct tv_plan plan;
+    __shared__ int64_t base;
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
     int32_t request = (int32_t)blockIdx.y, index = (int32_t)blockIdx.x;
     ptx_launch_dependents();
     /* The kernel before lets this one start when its own wait is over: what a request is like may
      * be read already (launch.cuh), partial sums may not. */
     if (threadIdx.x == 0) {
-        ptx_fence_device();
-        plan = tv_plan_request(p.device, p.node_count[request], p.heads, p.prefix_len[request]);
+        struct flash_request is = flash_request_read(p, request);
+        plan = tv_plan_request(p.device, is.nodes, p.heads, is.prefix);
+        base = is.base;
     }
     __syncthreads();
     index = FORM == FORM_BLOCK ? index : index * WAYS + warp;
@@ -156,7 +158,6 @@ __global__ void __launch_bounds__(WAYS * 32, 2)
     struct row_splits r = row_locate(p, plan, request, row, slice, lane);
     /* Every block waits, also one without a row: who comes next trusts that this launch did. */
     ptx_wait_dependence();
-    int64_t base = p.row_start != NULL ? p.row_start[request] : (int64_t)request * p.q_len;
     if (row >= plan.rows || r.splits == 1) {
         return;
     }
@@ -173,12 +174,12 @@ __global__ void __launch_bounds__(WAYS * 32, 2)
         for (int32_t j = 1; j < WAYS && j < r.splits; j++) {
             total = add4(total, sums[j][lane]);
         }
-        row_write(p, base * p.heads + row, slice, lane, total, lse);
+        row_write(p, base + row, slice, lane, total, lse);
     } else {
 #pragma unroll 1
         for (int32_t i = 0; i < (FORM == FORM_ROW ? SLICES : 1); i++) {
             total = any ? splits_fold_all(r, lse) : total;
-            row_write(p, base * p.heads + row, slice + i, lane, total, lse);
+            row_write(p, base + row, slice + i, lane, total, lse);
             r.out += COLUMNS;
         }
     }

@@ -48,6 +48,17 @@ TV_DEVICE void tile_fetch(const struct tv_flash_params &p, const struct flash_bl
     int32_t slot = min(tile * TV_PLAN_TOKENS + (lane & 15), last);
     int64_t row = page * (page_mask + 1) + (slot & page_mask);
     uint32_t full = ptx_shared(&shared->full[stage]);
+    if (page < 0 || row >= p.pool_rows) {
+        /* No such page: zeros, which is what the copy engine gives the other kernels. */
+        for (int32_t i = lane; i < TV_PLAN_TOKENS * TV_MLA_ROW; i += 32) {
+            (&shared->kv[stage][0][0])[i] = 0.0f;
+        }
+        __syncwarp();
+        if (lane == 0) {
+            ptx_mbarrier_arrive(full);
+        }
+        return;
+    }
     if (lane == 0) {
         ptx_mbarrier_expect(full, TV_PLAN_TOKENS * ROW_BYTES);
     }
@@ -224,8 +235,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     int32_t warp = (int32_t)threadIdx.x >> 5, lane = (int32_t)threadIdx.x & 31;
     ptx_wait_dependence();
     ptx_launch_dependents();
-    flash_fill_padding(p, (int32_t)threadIdx.x, THREADS);
-    flash_block_init(&b, p, TV_FLASH_F32_M_TILES);
+    flash_block_init(&b, p, flash_request_read(p, (int32_t)blockIdx.y), TV_FLASH_F32_M_TILES);
+    flash_fill_padding(p, b, (int32_t)threadIdx.x, THREADS);
     if (b.m_tiles == 0) {
         return;
     }
@@ -258,6 +269,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         ptx_mbarrier_wait(ptx_shared(&shared->full[stage]), (uint32_t)(i / STAGES) & 1u);
         warp_tile(rows, shared->kv[stage], window, p.scale_log2, lane);
+        /* The next copy writes what was read. */
+        ptx_fence_async();
         __syncthreads();
         if (warp == 0 && tile + STAGES < b.tile_end) {
             tile_fetch(p, b, shared, tile + STAGES, stage);

@@ -437,20 +437,21 @@ __global__ void __launch_bounds__(THREADS, 1)
     ptx_wait_dependence();
     ptx_launch_dependents();
     if (threadIdx.x == 0) {
-        flash_block_init(&sm90_fixed_part()->block, p, M_TILES_MAX);
+        flash_block_init(&sm90_fixed_part()->block, p, flash_request_read(p, (int32_t)blockIdx.y),
+                         M_TILES_MAX);
         sm90_fixed_part()->pairs = (b.tile_end - b.tile_first + 1) / 2;
         sm90_fixed_part()->tree = max(b.prefix / PAIR_TOKENS - b.tile_first / 2, 0);
     }
     __syncthreads();
     if (b.m_tiles == 0) {
-        flash_fill_padding(p, (int32_t)threadIdx.x, THREADS);
+        flash_fill_padding(p, b, (int32_t)threadIdx.x, THREADS);
         return;
     }
     if (ptx_warp() < GROUP_WARPS) {
         ptx_registers_take<SCORE_REGISTERS>();
         score_group(p, b);
         /* It is through well before the value warpgroups. */
-        flash_fill_padding(p, (int32_t)threadIdx.x, GROUP_LANES);
+        flash_fill_padding(p, b, (int32_t)threadIdx.x, GROUP_LANES);
     } else {
         ptx_registers_keep<VALUE_REGISTERS>();
         value_group(p, &map, b);
@@ -473,14 +474,13 @@ int tv_flash_sm90_prepare(void)
 
 /* The pool as [rows][576] for the copy engine: a box is one block of a pair, or of a tile where
  * pages have no more rows. */
-static int encode_map(CUtensorMap *map, const struct tv_cuda *cuda, const struct tv_flash_params *p,
-                      int64_t rows)
+static int encode_map(CUtensorMap *map, const struct tv_cuda *cuda, const struct tv_flash_params *p)
 {
-    cuuint64_t dims[2] = {TV_MLA_ROW, (cuuint64_t)rows}, strides[1] = {ROW_BYTES};
+    cuuint64_t dims[2] = {TV_MLA_ROW, (cuuint64_t)p->pool_rows}, strides[1] = {ROW_BYTES};
     cuuint32_t box[2] = {BLOCK_BYTES / 2, PAIR_TOKENS};
     cuuint32_t steps[2] = {1, 1};
     tv_cuda_encode_fn encode = (tv_cuda_encode_fn)cuda->tensor_map_encode;
-    if (rows > INT32_MAX) {
+    if (p->pool_rows > INT32_MAX) {
         return -EINVAL;
     }
     if (p->page_tiles_log2 == 0) {
@@ -493,12 +493,12 @@ static int encode_map(CUtensorMap *map, const struct tv_cuda *cuda, const struct
     return result == CUDA_SUCCESS ? 0 : -EINVAL;
 }
 
-int tv_flash_sm90_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p,
-                         int64_t pool_rows, int32_t batch, int32_t blocks, cudaStream_t stream)
+int tv_flash_sm90_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p, int32_t batch,
+                         int32_t blocks, cudaStream_t stream)
 {
     CUtensorMap map;
     dim3 grid((uint32_t)blocks, (uint32_t)batch);
-    int result = encode_map(&map, cuda, p, pool_rows);
+    int result = encode_map(&map, cuda, p);
     if (result < 0) {
         return result;
     }

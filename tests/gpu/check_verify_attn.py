@@ -194,7 +194,8 @@ def refusals(library):
     wrong = [(name, getattr(a, name) + 4) for name in ("q", "kv_pages", "out", "workspace")]
     wrong += [(name, None) for name in ("q", "kv_pages", "page_table", "out", "lse", "workspace")]
     wrong += [("softmax_scale", scale) for scale in (0.0, -0.07, float("inf"), float("nan"))]
-    wrong += [("heads", 129), ("q_len", 1025), ("page_size", 48), ("splits", 65), ("kv_len_max", 1 << 30)]
+    wrong += [("heads", 129), ("q_len", 1025), ("page_size", 48), ("splits", 65), ("kv_len_max", 1 << 30),
+              ("page_count", 1 << 60)]
     for name, value in wrong:
         right = getattr(a, name)
         setattr(a, name, value)
@@ -204,6 +205,24 @@ def refusals(library):
         untouched = all(bool((x == 7).all()) for x in (out, lse, workspace))
         text = "at 4 bytes behind a multiple of 16" if value == right + 4 else value
         report(f"refused: {name} {text}", result == -errno.EINVAL and untouched, f"{result}")
+
+
+def absurd(kernels, dtype):
+    """Lengths, counts, parents and page ids that mean nothing: whatever comes out, nothing faults, and the next launch
+    is right."""
+    for page_size, splits in ((64, 0), (16, 3)):
+        case = Case(16, [700, 40], [5, 3], seed=8, dtype=dtype, page_size=page_size)
+        want = kernels.verify_attn(*case.tensors(), **case.options(), splits=splits)
+        for name, tensor in (("prefix", case.prefix), ("nodes", case.count), ("parents", case.parents),
+                             ("pages", case.table)):
+            kept = tensor.clone()
+            for value in (2 ** 31 - 1, 1 << 24, 1 << 20, 6, -1, -2 ** 31):
+                tensor.fill_(value)
+                kernels.verify_attn(*case.tensors(), **case.options(), splits=splits)
+                torch.cuda.synchronize()
+            tensor.copy_(kept)
+        same(kernels, f"{str(dtype)[6:]} page={page_size} splits={splits} after what means nothing",
+             kernels.verify_attn(*case.tensors(), **case.options(), splits=splits), want)
 
 
 def big(kernels):
@@ -240,6 +259,7 @@ def main():
         for dtype in FLASH:
             head_counts(kernels, dtype)
             c_abi(args.library, dtype)
+            absurd(kernels, dtype)
         refusals(args.library)
         big(kernels)
     torch.cuda.synchronize()
