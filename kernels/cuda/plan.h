@@ -172,7 +172,9 @@ struct tv_plan_block {
     int32_t tile_first; /* KV tiles [tile_first, tile_end) */
     int32_t tile_end;
     int32_t splits; /* of its row tile */
-    int64_t slot;   /* m-tiles of partial sums that precede this block's, in the request */
+    int32_t split;
+    int64_t slot_first; /* m-tiles of partial sums that precede its row tile's, in the request */
+    int64_t slot;       /* ... that precede its own */
 };
 
 /* Block `index`, row tile fastest: all row tiles of one KV range run at the same time. */
@@ -191,8 +193,9 @@ TV_PLAN_FN struct tv_plan_block tv_plan_block(const struct tv_plan *plan, int32_
     block.tile_end = block.tile_first + part.chunk;
     block.tile_end = block.tile_end < plan->kv_tiles ? block.tile_end : plan->kv_tiles;
     block.splits = part.splits;
-    block.slot =
-        (int64_t)row_tile * plan->full.splits * plan->full.m_tiles + (int64_t)split * part.m_tiles;
+    block.split = split;
+    block.slot_first = (int64_t)row_tile * plan->full.splits * plan->full.m_tiles;
+    block.slot = block.slot_first + (int64_t)split * part.m_tiles;
     return block;
 }
 

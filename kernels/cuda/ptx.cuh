@@ -147,6 +147,14 @@ TV_DEVICE uint64_t ptx_policy_once(void)
     return policy;
 }
 
+/* Of what others read as well. */
+TV_DEVICE uint64_t ptx_policy_shared(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 /* Copy 16 bytes, of which the first `bytes` are read and the rest is zero, past L1. */
 TV_DEVICE void ptx_copy_once(uint32_t shared, const void *global, uint32_t bytes, uint64_t policy)
 {
@@ -183,11 +191,11 @@ TV_DEVICE void ptx_tensor_copy(uint32_t shared, const void *map, int32_t row, ui
 
 /* Copy the box from (column, row) on of a [rows][columns] tensor, and complete on the barrier. */
 TV_DEVICE void ptx_tensor_copy2(uint32_t shared, const void *map, int32_t column, int32_t row,
-                                uint32_t barrier)
+                                uint32_t barrier, uint64_t policy)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
-                 "l"(map), "r"(column), "r"(row), "r"(barrier)
+    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
                  : "memory");
 }
 

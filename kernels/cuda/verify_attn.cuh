@@ -25,7 +25,7 @@ struct tv_flash_params {
     void *out;
     float *lse;
     float *partial_out;   /* [batch, partial_rows, 512], normalised within their split */
-    float *partial_lse;   /* [batch, partial_rows], base 2 */
+    float *partial_lse;   /* [batch, partial_rows], base 2; a row's splits lie side by side */
     int64_t partial_rows; /* of one request */
     int64_t pool_rows;    /* rows of kv */
     float scale_log2;     /* softmax_scale * log2(e) */
@@ -86,13 +86,16 @@ struct flash_block {
     int32_t tile_first; /* KV tiles [tile_first, tile_end) */
     int32_t tile_end;
     int32_t splits;       /* of its row tile; 1: write results, else partial sums */
+    bool alone;           /* no other row tile reads its tokens */
     bool tree;            /* some of this block's tiles hold tree nodes */
     int64_t base;         /* folded row 0 of the request in q, out and lse */
     int64_t partial_base; /* row `row_first` of this split in the partial sums */
+    int64_t partial_lse;  /* its lse; the next row's lies `splits` further */
 };
 
-/* What a request is like. Whatever the device's numbers are, it is within the host's bounds: page
- * table, workspace and shared memory hold what follows from it. */
+/* What a request is like. Whatever lengths the device has, it is within the host's bounds: page
+ * table, workspace and shared memory hold what follows from it. row_start is trusted, since nobody
+ * says here how many rows there are. */
 struct flash_request {
     int32_t prefix, nodes;
     int64_t base; /* folded row 0 in q, out and lse */
@@ -137,9 +140,12 @@ TV_DEVICE void flash_block_init(struct flash_block *b, const struct tv_flash_par
     b->tile_first = block.tile_first;
     b->tile_end = block.tile_end;
     b->splits = block.splits;
+    b->alone = plan.full.row_tiles + plan.rest.row_tiles == 1;
     b->tree = b->tile_end * TV_PLAN_TOKENS > b->prefix;
     b->last = b->prefix + b->nodes - 1;
-    b->partial_base = (int64_t)b->request * p.partial_rows + block.slot * TV_PLAN_M;
+    int64_t partial = (int64_t)b->request * p.partial_rows;
+    b->partial_base = partial + block.slot * TV_PLAN_M;
+    b->partial_lse = partial + block.slot_first * TV_PLAN_M + block.split;
 }
 
 /* The padded layout's rows past node_count: out = 0, lse = -inf. Shared out over the launch's

@@ -137,8 +137,8 @@ TV_DEVICE void score_finish(const struct tv_flash_params &p, const struct flash_
             float lse2 = flash_lse2(state->reference[r], sum);
             inverse[local % TV_PLAN_M] = sum > 0.0f ? 1.0f / sum : 0.0f;
             if (row < b.rows) {
-                float *to =
-                    b.splits > 1 ? p.partial_lse + b.partial_base + local : p.lse + b.base + row;
+                float *to = b.splits > 1 ? p.partial_lse + b.partial_lse + local * b.splits
+                                         : p.lse + b.base + row;
                 *to = b.splits > 1 ? lse2 : lse2 * CUDART_LN2_F;
             }
         }

@@ -178,7 +178,6 @@ TV_DEVICE void row_finish(const struct row_state &row, const struct tv_flash_par
         return;
     }
     int64_t at = partial ? b.partial_base + (index - b.row_first) : b.base + index;
-    float *lse = partial ? p.partial_lse : p.lse;
     float2 *out = (float2 *)(partial ? p.partial_out : (float *)p.out);
     int64_t pair = at * (TV_MLA_LATENT / 2) + lane;
 #pragma unroll
@@ -191,7 +190,9 @@ TV_DEVICE void row_finish(const struct row_state &row, const struct tv_flash_par
         }
     }
     if (lane == 0) {
-        lse[at] = partial ? lse2 : lse2 * CUDART_LN2_F;
+        float *to =
+            partial ? p.partial_lse + b.partial_lse + (index - b.row_first) * b.splits : p.lse + at;
+        *to = partial ? lse2 : lse2 * CUDART_LN2_F;
     }
 }
 

@@ -41,7 +41,7 @@ TV_DEVICE int32_t pool_row(const struct tv_flash_params &p, const struct flash_b
  * and those of RoPE by the last warp. One lane takes about a hundred clocks for each. row: where
  * the first tile lies in the pool. */
 TV_DEVICE void fetch_pair(const struct tv_flash_params &p, const CUtensorMap *map,
-                          const struct flash_block &b, int32_t pair, int32_t row)
+                          const struct flash_block &b, int32_t pair, int32_t row, uint64_t policy)
 {
     int32_t first = ptx_warp() - GROUP_WARPS, group = first / GROUP_WARPS;
     int32_t tile = b.tile_first + 2 * pair, blocks = first == BLOCKS - 2 ? 2 : 1;
@@ -54,9 +54,10 @@ TV_DEVICE void fetch_pair(const struct tv_flash_params &p, const CUtensorMap *ma
         ptx_mbarrier_expect(full, (uint32_t)blocks * (both ? BLOCK_STRIDE : BLOCK_STRIDE / 2));
 #pragma unroll 1
         for (int32_t c = first; c < first + blocks; c++) {
-            ptx_tensor_copy2(to, map, c * (BLOCK_BYTES / 2), row, full);
+            ptx_tensor_copy2(to, map, c * (BLOCK_BYTES / 2), row, full, policy);
             if (halves && both) {
-                ptx_tensor_copy2(to + BLOCK_STRIDE / 2, map, c * (BLOCK_BYTES / 2), next, full);
+                ptx_tensor_copy2(to + BLOCK_STRIDE / 2, map, c * (BLOCK_BYTES / 2), next, full,
+                                 policy);
             }
             to += BLOCK_STRIDE;
         }
@@ -366,6 +367,7 @@ TV_DEVICE void value_group(const struct tv_flash_params &p, const CUtensorMap *m
     float o[COLUMNS / 8][4] = {};
     int32_t thread = ptx_thread(), group = ptx_warp() / GROUP_WARPS - 1;
     int32_t pairs = (b.tile_end - b.tile_first + 1) / 2;
+    uint64_t policy = b.alone ? ptx_policy_once() : ptx_policy_shared();
     query_copy(p, b);
 #pragma unroll 1
     for (int32_t i = 0; i < STAGES && i < pairs; i++) {
@@ -374,7 +376,7 @@ TV_DEVICE void value_group(const struct tv_flash_params &p, const CUtensorMap *m
             /* Q was read from the places. */
             ptx_fence_async();
         }
-        fetch_pair(p, map, b, i, pool_row(p, b, b.tile_first + 2 * i));
+        fetch_pair(p, map, b, i, pool_row(p, b, b.tile_first + 2 * i), policy);
     }
     if (b.tree) {
         flash_build_mask(p, b, sm90_mask(), thread - GROUP_LANES, VALUE_LANES);
@@ -390,7 +392,7 @@ TV_DEVICE void value_group(const struct tv_flash_params &p, const CUtensorMap *m
         ptx_mbarrier_arrive(SM90_AT(p_empty) + i % P_STAGES * 8);
         if (more) {
             ptx_barrier_sync(BARRIER_GROUP + group, GROUP_LANES);
-            fetch_pair(p, map, b, next, row);
+            fetch_pair(p, map, b, next, row, policy);
         }
     }
     ptx_mbarrier_wait(SM90_AT(sum_full), 0);
@@ -489,7 +491,7 @@ static int encode_map(CUtensorMap *map, const struct tv_cuda *cuda, const struct
     CUresult result =
         encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, sizeof box / sizeof box[0], (void *)p->kv,
                dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? 0 : -EINVAL;
 }
 

@@ -56,12 +56,14 @@ static void check_cover(const struct tv_plan *plan)
     }
 }
 
-/* Partial sums of a request's blocks, m-tile by m-tile. */
+/* Partial sums of a request's blocks, m-tile by m-tile, and their lse, a row's splits side by side.
+ */
 static void check_slots(const struct tv_plan *plan, int64_t room)
 {
     size_t slots = (size_t)(room / TV_PLAN_M);
-    unsigned char *taken = calloc(slots + 1, 1);
+    unsigned char *taken = calloc(slots + 1, 1), *lse = calloc((size_t)room + 1, 1);
     assert_non_null(taken);
+    assert_non_null(lse);
     for (int32_t i = 0; i < tv_plan_blocks(plan); i++) {
         struct tv_plan_block block = tv_plan_block(plan, i);
         for (int32_t m = 0; block.splits > 1 && m < block.m_tiles; m++) {
@@ -69,8 +71,15 @@ static void check_slots(const struct tv_plan *plan, int64_t room)
             assert_int_equal(taken[block.slot + m], 0);
             taken[block.slot + m] = 1;
         }
+        for (int32_t row = 0; block.splits > 1 && row < block.m_tiles * TV_PLAN_M; row++) {
+            int64_t at = block.slot_first * TV_PLAN_M + (int64_t)row * block.splits + block.split;
+            assert_true(at < room);
+            assert_int_equal(lse[at], 0);
+            lse[at] = 1;
+        }
     }
     free(taken);
+    free(lse);
 }
 
 static void test_cut(void **unused)
