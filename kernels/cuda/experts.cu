@@ -9,18 +9,6 @@
 #include "experts.cuh"
 #include "ops.h"
 
-#define EXPERTS_SORT 1024 /* threads */
-
-static __global__ void __launch_bounds__(EXPERTS_SORT)
-    experts_sort(const int32_t *ids, int32_t pairs, int32_t experts, int32_t block_rows,
-                 struct expert_plan plan)
-{
-    extern __shared__ int32_t shared[];
-    ptx_wait_dependence();
-    ptx_launch_dependents();
-    experts_sort_pairs(ids, pairs, experts, block_rows, plan, shared);
-}
-
 size_t tv_cuda_experts_workspace(const struct tv_kernels *k, const struct tv_experts *args)
 {
     struct expert_plan plan;
@@ -55,11 +43,8 @@ int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args)
                      &plan);
     sm90 = experts_hopper(k, args);
     int32_t block_rows = sm90 ? tv_experts_sm90_rows(args) : experts_block_rows(args);
-    int32_t pairs = args->rows * args->top_k;
     experts_problems(args, plan, block_rows, &gate, &down);
-    size_t shared = 2 * sizeof(int32_t) * (size_t)args->experts;
-    rc = launch(experts_sort, dim3(1), EXPERTS_SORT, shared, tv_cuda_stream(k), args->ids, pairs,
-                args->experts, block_rows, plan);
+    rc = experts_sort_launch(k, args, plan, block_rows);
     if (sm90) {
         rc = rc < 0 ? rc : tv_experts_sm90(k, args, &plan);
         return rc < 0 ? rc : experts_join_launch(k, args, plan, false);

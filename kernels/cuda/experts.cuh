@@ -17,6 +17,7 @@
 #define EXPERTS_HOPPER(products) ((products) == TV_PRODUCTS_BF16 ? 6 : 12)
 #define EXPERTS_LARGE            (1 << 20) /* elements of a matrix */
 #define EXPERTS_JOIN             256
+#define EXPERTS_SORT             1024 /* threads */
 #define EXPERTS_MAX              4096 /* two counters of each in shared memory */
 
 /* Sort pairs by expert and cut each expert's into tiles, by one block of at least 32 threads.
@@ -72,6 +73,16 @@ TV_DEVICE void experts_sort_pairs(const int32_t *ids, int32_t pairs, int32_t exp
             plan.order[at] = i;
         }
     }
+}
+
+static __global__ void __launch_bounds__(EXPERTS_SORT)
+    experts_sort(const int32_t *ids, int32_t pairs, int32_t experts, int32_t block_rows,
+                 struct expert_plan plan)
+{
+    extern __shared__ int32_t counters[];
+    ptx_wait_dependence();
+    ptx_launch_dependents();
+    experts_sort_pairs(ids, pairs, experts, block_rows, plan, counters);
 }
 
 /* What both products over experts have in common: the items of the shared ones for every row (group
@@ -392,6 +403,14 @@ static void experts_problems(const struct tv_experts *args, const struct expert_
     down->k = args->inter;
     down->tiles_bound = gate->tiles_bound;
     down->vector = args->inter % 4 == 0;
+}
+
+static int experts_sort_launch(const struct tv_kernels *k, const struct tv_experts *args,
+                               const struct expert_plan &plan, int32_t block_rows)
+{
+    size_t counters = 2 * sizeof(int32_t) * (size_t)args->experts;
+    return launch(experts_sort, dim3(1), EXPERTS_SORT, counters, tv_cuda_stream(k), args->ids,
+                  args->rows * args->top_k, args->experts, block_rows, plan);
 }
 
 static int experts_join_launch(const struct tv_kernels *k, const struct tv_experts *args,

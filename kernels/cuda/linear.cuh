@@ -29,6 +29,7 @@
 #define LINEAR_CHUNK       128 /* k of one partial sum */
 #define LINEAR_ANY         8   /* rows of a block of linear_any */
 #define LINEAR_ANY_THREADS 256
+#define LINEAR_ANY_MANY    4 /* columns of a block, for many rows */
 
 /* An element of a row of x that is rounded to bf16 where it is read. */
 struct linear_rounded {
@@ -182,14 +183,14 @@ TV_DEVICE int32_t linear_row(int32_t e)
 }
 
 /*
- * Any weights: a block makes one column of up to LINEAR_ANY rows after the other; its threads share
- * k, and its warps' sums are added in order.
+ * Any weights: a block makes C columns of up to LINEAR_ANY rows, and then the next; its threads
+ * share k, and its warps' sums are added in order.
  */
-template <typename P, typename W>
+template <typename P, typename W, int C>
 static __global__ void __launch_bounds__(LINEAR_ANY_THREADS) linear_any(const __grid_constant__ P p)
 {
-    constexpr int MATRICES = P::paired ? 2 : 1, WARPS = LINEAR_ANY_THREADS / 32;
-    __shared__ float parts[WARPS][MATRICES][LINEAR_ANY];
+    constexpr int MATRICES = P::paired ? 2 : 1, WARPS = LINEAR_ANY_THREADS / 32, ALL = MATRICES * C;
+    __shared__ float parts[WARPS][ALL][LINEAR_ANY];
     int32_t thread = (int32_t)threadIdx.x, lane = thread & 31, warp = thread >> 5;
     typename P::tile t;
     ptx_wait_dependence();
@@ -202,26 +203,27 @@ static __global__ void __launch_bounds__(LINEAR_ANY_THREADS) linear_any(const __
     for (int r = 0; r < LINEAR_ANY; r++) {
         x[r] = p.x_row(t, min(r, t.rows - 1));
     }
-    for (int32_t column = (int32_t)blockIdx.y; column < t.n; column += (int32_t)gridDim.y) {
-        float sum[MATRICES][LINEAR_ANY] = {};
+    for (int32_t column = (int32_t)blockIdx.y * C; column < t.n; column += (int32_t)gridDim.y * C) {
+        float sum[ALL][LINEAR_ANY] = {};
 #pragma unroll 4
         for (int32_t i = thread; i < t.k; i += LINEAR_ANY_THREADS) {
-            float weight[MATRICES];
+            float weight[ALL];
 #pragma unroll
-            for (int m = 0; m < MATRICES; m++) {
-                weight[m] = widen(((const W *)t.w[m])[(int64_t)column * t.k + i]);
+            for (int m = 0; m < ALL; m++) {
+                int32_t mine = C == 1 ? column : min(column + m % C, t.n - 1);
+                weight[m] = widen(((const W *)t.w[m / C])[(int64_t)mine * t.k + i]);
             }
 #pragma unroll
             for (int r = 0; r < LINEAR_ANY; r++) {
                 float value = widen(x[r][i]);
 #pragma unroll
-                for (int m = 0; m < MATRICES; m++) {
+                for (int m = 0; m < ALL; m++) {
                     sum[m][r] = fmaf(value, weight[m], sum[m][r]);
                 }
             }
         }
 #pragma unroll
-        for (int m = 0; m < MATRICES; m++) {
+        for (int m = 0; m < ALL; m++) {
 #pragma unroll
             for (int r = 0; r < LINEAR_ANY; r++) {
                 float all = warp_sum(sum[m][r]);
@@ -231,18 +233,19 @@ static __global__ void __launch_bounds__(LINEAR_ANY_THREADS) linear_any(const __
             }
         }
         __syncthreads();
-        if (thread < t.rows) {
+        int32_t row = thread % LINEAR_ANY, mine = column + thread / LINEAR_ANY;
+        if (thread < C * LINEAR_ANY && row < t.rows && mine < t.n) {
             float total[MATRICES] = {};
             for (int w = 0; w < WARPS; w++) {
 #pragma unroll
                 for (int m = 0; m < MATRICES; m++) {
-                    total[m] += parts[w][m][thread];
+                    total[m] += parts[w][m * C + thread / LINEAR_ANY][row];
                 }
             }
             if constexpr (P::paired) {
-                p.store_pair(t, thread, column, total[0], total[1]);
+                p.store_pair(t, row, mine, total[0], total[1]);
             } else {
-                p.store(t, thread, column, total[0]);
+                p.store(t, row, mine, total[0]);
             }
         }
         __syncthreads();

@@ -185,14 +185,22 @@ static int linear_launch_as(const struct tv_kernels *kernels, const P &p, enum t
         return launch(linear_wide<P>, grid, WIDE_THREADS, bytes, stream, p);
     }
     if constexpr (!std::is_same<typename P::X, linear_rounded>::value) {
+        if constexpr (!P::paired) {
+            dim3 few(tiles, linear_blocks(n, LINEAR_ANY_MANY), (uint32_t)groups);
+            if (w_dtype == TV_F32 && few.y <= 65535 &&
+                (int64_t)few.x * few.y * few.z >= WIDE_BLOCKS_LEAST) {
+                return launch(linear_any<P, float, LINEAR_ANY_MANY>, few, LINEAR_ANY_THREADS, 0,
+                              stream, p); /* a row of x serves several columns */
+            }
+        }
         if (w_dtype == TV_F32) {
-            return launch(linear_any<P, float>, grid, LINEAR_ANY_THREADS, 0, stream, p);
+            return launch(linear_any<P, float, 1>, grid, LINEAR_ANY_THREADS, 0, stream, p);
         }
         if (w_dtype == TV_F16) {
-            return launch(linear_any<P, __half>, grid, LINEAR_ANY_THREADS, 0, stream, p);
+            return launch(linear_any<P, __half, 1>, grid, LINEAR_ANY_THREADS, 0, stream, p);
         }
     }
-    return launch(linear_any<P, __nv_bfloat16>, grid, LINEAR_ANY_THREADS, 0, stream, p);
+    return launch(linear_any<P, __nv_bfloat16, 1>, grid, LINEAR_ANY_THREADS, 0, stream, p);
 }
 
 /*

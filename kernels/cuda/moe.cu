@@ -1,8 +1,8 @@
 /*
  * moe.cu - the feed-forward part of a layer with routed and shared experts, for few rows.
  *
- * Five launches: the router's product; choice and sort in one block; gate, up and activation of
- * shared and routed experts; down of both; the sum. The same operations in the same order as the
+ * Five launches, six for many rows: the router's product; choice and sort; gate, up and activation
+ * of shared and routed experts; down of both; the sum. The same operations in the same order as the
  * slots that it stands for, so the same bits. Refuses (-ENOTSUP) what those serve better: many
  * rows (of an expert, on Hopper), weights that the matrix product does not take.
  */
@@ -10,7 +10,7 @@
 #include "ops.h"
 #include "router.cuh"
 
-#define ROWS_MAX     128   /* beyond these the choice in one block takes too long */
+#define ROWS_MAX     128   /* beyond these tiles are wide */
 #define ROUTE_WARPS  4     /* the fewest that sort */
 #define ROUTE_MOST   24    /* what registers allow */
 #define SHARED_BYTES 40960 /* of the choice: as many warps as this serves */
@@ -22,9 +22,9 @@ static size_t route_bytes(const struct tv_router *a)
     return bytes + ((sizeof(double) + 1) * (size_t)a->n_group + 15) / 16 * 16;
 }
 
-/* The first `warps` warps choose, a row at a time each; then the block sorts. */
+/* A warp chooses for each row; then the block sorts. */
 static __global__ void __launch_bounds__(32 * ROUTE_MOST, 1)
-    moe_route(const __grid_constant__ struct tv_router a, int32_t warps, int32_t block_rows,
+    moe_route(const __grid_constant__ struct tv_router a, int32_t block_rows,
               const __grid_constant__ struct expert_plan plan)
 {
     extern __shared__ double shared[];
@@ -35,16 +35,13 @@ static __global__ void __launch_bounds__(32 * ROUTE_MOST, 1)
     /* Shared experts may begin beside this: the router's product has waited for their rows. */
     ptx_launch_dependents();
     ptx_wait_dependence();
-    if (warp < warps) {
+    if (warp < a.rows) {
         struct router_shared s;
         s.score = (double *)((char *)shared + warp * bytes);
         s.choice = s.score + a.experts;
         s.groups = s.choice + a.experts;
         s.kept = (uint8_t *)(s.groups + a.n_group);
-        for (int32_t row = warp; row < a.rows; row += warps) {
-            router_row(a, row, s, ids);
-            __syncwarp();
-        }
+        router_row(a, warp, s, ids);
     }
     __syncthreads();
     experts_sort_pairs(ids, a.rows * a.top_k, a.experts, block_rows, plan, (int32_t *)shared);
@@ -80,17 +77,19 @@ static int moe_check(const struct tv_kernels *k, const struct tv_moe *args)
                : -ENOTSUP;
 }
 
-static int route(const struct tv_kernels *k, const struct tv_moe *args, int32_t block_rows,
+/* More rows than a block has warps for choose in blocks of their own, in a launch more. */
+static int route(struct tv_kernels *k, const struct tv_moe *args, int32_t block_rows,
                  const struct expert_plan &plan)
 {
-    int32_t warps = (int32_t)(SHARED_BYTES / route_bytes(&args->router));
-    warps = warps < ROUTE_MOST ? warps : ROUTE_MOST;
-    warps = warps < args->router.rows ? warps : args->router.rows;
-    size_t bytes =
-        SHARED_BYTES + (size_t)args->router.rows * (size_t)args->router.top_k * sizeof(int32_t);
-    uint32_t threads = 32 * (uint32_t)(warps > ROUTE_WARPS ? warps : ROUTE_WARPS);
-    return launch(moe_route, dim3(1), threads, bytes, tv_cuda_stream(k), args->router, warps,
-                  block_rows, plan);
+    const struct tv_router *router = &args->router;
+    size_t most = SHARED_BYTES / route_bytes(router), rows = (size_t)router->rows;
+    if (rows > ROUTE_MOST || rows > most) {
+        int rc = tv_cuda_router(k, router);
+        return rc < 0 ? rc : experts_sort_launch(k, &args->experts, plan, block_rows);
+    }
+    uint32_t threads = 32 * (uint32_t)(rows > ROUTE_WARPS ? rows : ROUTE_WARPS);
+    size_t bytes = SHARED_BYTES + rows * (size_t)router->top_k * sizeof(int32_t);
+    return launch(moe_route, dim3(1), threads, bytes, tv_cuda_stream(k), *router, block_rows, plan);
 }
 
 int tv_cuda_moe_prepare(void)
