@@ -221,8 +221,9 @@ struct down_problem : expert_problem {
 
     __device__ __forceinline__ void early(int32_t width, struct stream_run *ret) const
     {
-        int32_t each = (k + LINEAR_CHUNK - 1) / LINEAR_CHUNK, shared = shared_items(width);
+        int32_t each = 2 * ((k + LINEAR_CHUNK - 1) / LINEAR_CHUNK), shared = shared_items(width);
         int32_t shared_each = (shared_k + LINEAR_CHUNK - 1) / LINEAR_CHUNK;
+        shared_each *= rows > 8 ? 3 : 2; /* two groups of rows cost half as much again */
         int64_t cost = (int64_t)shared * shared_each + (int64_t)routed_items(width) * each;
         ret->first = item_at(cost * blockIdx.x / gridDim.x, shared, each, shared_each);
         ret->count =
@@ -333,7 +334,8 @@ static size_t plan_carve(const struct tv_experts *args, int32_t shared_inter, bo
 }
 
 /* Rows of a tile, the same for both products; a shape does not change a result. A tile that holds
- * all rows of an expert reads its weights once; of twice their mean number few are second ones. */
+ * all rows of an expert reads its weights once; of twice their mean number few are second ones, and
+ * for 12 rows in the mean these cost less than tiles of 32 rows do. */
 static int32_t experts_block_rows(const struct tv_experts *args)
 {
     int64_t pairs = (int64_t)args->rows * args->top_k;
@@ -343,7 +345,7 @@ static int32_t experts_block_rows(const struct tv_experts *args)
     if (!mma || each > EXPERTS_FEW) {
         return linear_block_rows(mma, true, args->experts, each, args->inter);
     }
-    return args->rows <= 8 ? 8 : each <= 8 ? 16 : 32;
+    return args->rows <= 8 ? 8 : each <= 12 ? 16 : 32;
 }
 
 /* Whether there may be rows enough for experts_sm90.cu, whatever the weights' type and the
