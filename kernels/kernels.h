@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Bumped when a struct below or the table changes; a loader refuses another number. */
-#define TV_KERNELS_ABI 9
+#define TV_KERNELS_ABI 10
 
 /*
  * Verify attention: absorbed MLA over a paged cache with a tree mask, one layer.
@@ -244,6 +244,23 @@ struct tv_moe {
     int32_t shared_inter;                /* 0: there are none */
 };
 
+/*
+ * Slot layer (exact products): what stands between the verify attention of a layer with experts and
+ * that of the next; the same bits as linear(values), linear(output), rmsnorm, moe and, with a next
+ * layer, rmsnorm, linear_pair(next_query, next_kv) and query. x, the residual rows, are output.y
+ * and moe.experts.y; what the norms make of them (moe.experts.x, next_query.x) need not be written.
+ */
+struct tv_layer {
+    struct tv_linear values;  /* grouped by head; its result is output's x */
+    struct tv_linear output;  /* onto x */
+    const float *norm_weight; /* device [hidden] */
+    float norm_eps, next_norm_eps;
+    struct tv_moe moe;
+    const float *next_norm_weight; /* device [hidden]; NULL: nothing behind moe */
+    struct tv_linear next_query, next_kv;
+    struct tv_query query;
+};
+
 /* How one row's next token is chosen; temperature < 1e-4 means greedy (filters off). */
 struct tv_sampling {
     float temperature, top_p, min_p;
@@ -367,6 +384,8 @@ struct tv_kernels {
     int (*query)(struct tv_kernels *k, const struct tv_query *args);
     int (*moe)(struct tv_kernels *k, const struct tv_moe *args);
     size_t (*moe_workspace)(const struct tv_kernels *k, const struct tv_moe *args);
+    /* The same, and NULL where the four above are all there is; its workspace is moe's. */
+    int (*layer)(struct tv_kernels *k, const struct tv_layer *args);
 
     /* A recording: operations called between begin and end are checked but not run; replay runs
      * them, with the same arguments, as often as wanted, for less than calling them again. What

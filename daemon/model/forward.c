@@ -140,17 +140,27 @@ int tv_forward_latent(struct tv_forward *pass, int32_t layer,
     return 0;
 }
 
+/* Both products of a layer's normed rows. */
+static void products_args(const struct tv_forward *pass, int32_t layer, struct tv_linear *ret_query,
+                          struct tv_linear *ret_kv)
+{
+    const struct tv_model_buffers *b = &pass->model->buffers;
+    const struct tv_model_layer_weights *w = &pass->model->layers[layer];
+    enum tv_products products = pass->model->products;
+    *ret_kv = product(products, pass->rows, &w->kv_a, b->h, b->ckv, 0);
+    *ret_query = pass->model->config.q_lora > 0
+                     ? product(products, pass->rows, &w->q_a, b->h, b->q_low, 0)
+                     : product(products, pass->rows, &w->q, b->h, b->q, 0);
+}
+
 int tv_forward_products(struct tv_forward *pass, int32_t layer)
 {
     struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
     struct tv_model_buffers *b = &model->buffers;
     const struct tv_model_layer_weights *w = &model->layers[layer];
-    enum tv_products products = model->products;
-    struct tv_linear kv = product(products, pass->rows, &w->kv_a, b->h, b->ckv, 0);
-    struct tv_linear query = config->q_lora > 0
-                                 ? product(products, pass->rows, &w->q_a, b->h, b->q_low, 0)
-                                 : product(products, pass->rows, &w->q, b->h, b->q, 0);
+    struct tv_linear query, kv;
+    products_args(pass, layer, &query, &kv);
     int err = norm(model, pass->rows, &w->input_norm, config->rms_eps, b->x, b->h);
     if (err == 0) {
         err = model->kernels->linear_pair(model->kernels, &query, &kv);
@@ -182,8 +192,9 @@ static int mlp(struct tv_forward *pass, const struct tv_model_mlp_weights *w)
     return err;
 }
 
-/* The three parts of a layer with experts, but for the shared ones; moe's workspace is experts'. */
-static void experts_args(const struct tv_forward *pass, int32_t layer, struct tv_moe *ret_args)
+/* The parts of a layer with experts; moe's workspace is experts'. 0: the shared ones are of another
+ * type, and left out. */
+static int experts_args(const struct tv_forward *pass, int32_t layer, struct tv_moe *ret_args)
 {
     const struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
@@ -224,6 +235,18 @@ static void experts_args(const struct tv_forward *pass, int32_t layer, struct tv
         .workspace_bytes = b->workspace_bytes,
         .products = model->products,
     };
+    enum tv_dtype dtype = ret_args->experts.w_dtype;
+    if (w->mlp.gate.data == NULL) {
+        return 1;
+    }
+    if (w->mlp.gate.dtype != dtype || w->mlp.up.dtype != dtype || w->mlp.down.dtype != dtype) {
+        return 0;
+    }
+    ret_args->shared_gate = w->mlp.gate.data;
+    ret_args->shared_up = w->mlp.up.data;
+    ret_args->shared_down = w->mlp.down.data;
+    ret_args->shared_inter = w->mlp.gate.rows;
+    return 1;
 }
 
 /* x += the experts of h, chosen and shared. */
@@ -232,19 +255,8 @@ static int experts(struct tv_forward *pass, int32_t layer)
     struct tv_model *model = pass->model;
     struct tv_kernels *kernels = model->kernels;
     const struct tv_model_layer_weights *w = &model->layers[layer];
-    int has_shared = w->mlp.gate.data != NULL;
     struct tv_moe args;
-    int err = -ENOTSUP, one_dtype = 1;
-    experts_args(pass, layer, &args);
-    if (has_shared) {
-        enum tv_dtype dtype = args.experts.w_dtype;
-        one_dtype =
-            w->mlp.gate.dtype == dtype && w->mlp.up.dtype == dtype && w->mlp.down.dtype == dtype;
-        args.shared_gate = w->mlp.gate.data;
-        args.shared_up = w->mlp.up.data;
-        args.shared_down = w->mlp.down.data;
-        args.shared_inter = w->mlp.gate.rows;
-    }
+    int err = -ENOTSUP, one_dtype = experts_args(pass, layer, &args);
     if (kernels->moe != NULL && one_dtype) {
         err = kernels->moe(kernels, &args);
     }
@@ -258,7 +270,7 @@ static int experts(struct tv_forward *pass, int32_t layer)
     if (err == 0) {
         err = kernels->experts(kernels, &args.experts);
     }
-    return err == 0 && has_shared ? mlp(pass, &w->mlp) : err;
+    return err == 0 && w->mlp.gate.data != NULL ? mlp(pass, &w->mlp) : err;
 }
 
 int tv_forward_rest(struct tv_forward *pass, int32_t layer)
@@ -274,6 +286,33 @@ int tv_forward_rest(struct tv_forward *pass, int32_t layer)
         return err;
     }
     return w->router.data != NULL ? experts(pass, layer) : mlp(pass, &w->mlp);
+}
+
+int tv_forward_between(struct tv_forward *pass, int32_t layer, const struct tv_linear *values,
+                       const struct tv_query *next)
+{
+    struct tv_model *model = pass->model;
+    struct tv_model_buffers *b = &model->buffers;
+    const struct tv_model_layer_weights *w = &model->layers[layer];
+    if (model->kernels->layer == NULL || w->router.data == NULL) {
+        return -ENOTSUP;
+    }
+    struct tv_layer args = {
+        .values = *values,
+        .output = product(model->products, pass->rows, &w->o, b->values, b->x, 1),
+        .norm_weight = w->post_norm.data,
+        .norm_eps = (float)model->config.rms_eps,
+        .next_norm_eps = (float)model->config.rms_eps,
+    };
+    if (!experts_args(pass, layer, &args.moe)) {
+        return -ENOTSUP;
+    }
+    if (next != NULL) {
+        args.next_norm_weight = w[1].input_norm.data;
+        args.query = *next;
+        products_args(pass, layer + 1, &args.next_query, &args.next_kv);
+    }
+    return model->kernels->layer(model->kernels, &args);
 }
 
 int tv_forward_head(struct tv_forward *pass, int32_t first, int32_t rows)

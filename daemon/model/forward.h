@@ -51,6 +51,11 @@ void tv_forward_latent_args(const struct tv_forward *pass, int32_t layer,
                             struct tv_latent_write *ret_args);
 /* x += o_proj . values, then x += feed-forward of the normed x. */
 int tv_forward_rest(struct tv_forward *pass, int32_t layer);
+/* From the attention of a layer with experts to the next one's, in one operation: `values` makes
+ * values, `next` is the next layer's query, or NULL: nothing of the next layer. -ENOTSUP: not with
+ * this backend, or not for this pass; nothing has been done then. */
+int tv_forward_between(struct tv_forward *pass, int32_t layer, const struct tv_linear *values,
+                       const struct tv_query *next);
 /* Logits of `rows` rows of x from `first` on into the logits buffer. */
 int tv_forward_head(struct tv_forward *pass, int32_t first, int32_t rows);
 /* y (+)= x . w for dense rows. */

@@ -194,13 +194,11 @@ static void trees_bound(const struct tv_model *model, int32_t rows, struct trees
     trees->max_pages = trees->kv_len_max / options->page_size + 1;
 }
 
-/* The same as queries_apart, in fewer launches; -ENOTSUP: the backend does not take these weights.
- */
-static int queries_joined(struct tv_forward *pass, int32_t layer)
+static struct tv_query query_args(const struct tv_forward *pass, int32_t layer)
 {
-    struct tv_model *model = pass->model;
+    const struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
-    struct tv_model_buffers *b = &model->buffers;
+    const struct tv_model_buffers *b = &model->buffers;
     struct tv_query args = {
         .heads = config->heads,
         .nope_dim = config->nope_dim,
@@ -211,12 +209,18 @@ static int queries_joined(struct tv_forward *pass, int32_t layer)
         .products = model->products,
     };
     args.out = args.out_dtype == TV_F32 ? (void *)b->q_abs : (void *)b->q_abs_bf16;
+    tv_forward_latent_args(pass, layer, &args.latent);
+    return args;
+}
+
+/* The same as queries_apart, in fewer launches; -ENOTSUP: the backend does not take these weights.
+ */
+static int queries_joined(struct tv_forward *pass, int32_t layer)
+{
+    struct tv_kernels *kernels = pass->model->kernels;
+    struct tv_query args = query_args(pass, layer);
     int err = tv_forward_products(pass, layer);
-    if (err == 0) {
-        tv_forward_latent_args(pass, layer, &args.latent);
-        err = model->kernels->query(model->kernels, &args);
-    }
-    return err;
+    return err == 0 ? kernels->query(kernels, &args) : err;
 }
 
 /* q_abs[r][h] = k_up^T . q[r][h], of vectors that are q_stride apart; the rope part is there. */
@@ -357,11 +361,12 @@ static int queries(struct tv_forward *pass, const struct trees *trees, int32_t l
 }
 
 /* values[r][h] = v_up[h] . latent[r][h], of the trees' rows */
-static int values_up(struct tv_forward *pass, const struct trees *trees, int32_t layer)
+static struct tv_linear values_args(const struct tv_forward *pass, const struct trees *trees,
+                                    int32_t layer)
 {
-    struct tv_model *model = pass->model;
+    const struct tv_model *model = pass->model;
     const struct tv_model_config *config = &model->config;
-    struct tv_linear args = {
+    return (struct tv_linear){
         .rows = trees->rows,
         .n = config->v_dim,
         .k = config->kv_lora,
@@ -377,7 +382,6 @@ static int values_up(struct tv_forward *pass, const struct trees *trees, int32_t
         .y_group_stride = config->v_dim,
         .products = model->products,
     };
-    return model->kernels->linear(model->kernels, &args);
 }
 
 static int attention(struct tv_forward *pass, const struct trees *trees, int32_t layer,
@@ -430,6 +434,34 @@ static int rider_attention(struct tv_forward *pass, const struct trees *trees, i
     return pass->model->kernels->prefill_attn(pass->model->kernels, &args);
 }
 
+/* What follows a layer's attention; *ret_queries: also the queries of the next layer. */
+static int layer_finish(struct tv_forward *pass, const struct trees *trees, int32_t layer,
+                        int *ret_queries)
+{
+    struct tv_model *model = pass->model;
+    struct tv_kernels *kernels = model->kernels;
+    struct tv_linear values = values_args(pass, trees, layer);
+    struct tv_query next;
+    int goes_on = layer + 1 < model->config.layers && model->config.q_lora == 0 &&
+                  kernels->query != NULL && !model->queries_apart;
+    if (goes_on) {
+        next = query_args(pass, layer + 1);
+    }
+    int err = -ENOTSUP;
+    if (trees->rider == NULL) {
+        err = tv_forward_between(pass, layer, &values, goes_on ? &next : NULL);
+    }
+    *ret_queries = err == 0 && goes_on;
+    if (err != -ENOTSUP) {
+        return err;
+    }
+    err = kernels->linear(kernels, &values);
+    if (err == 0) {
+        err = rider_attention(pass, trees, layer);
+    }
+    return err == 0 ? tv_forward_rest(pass, layer) : err;
+}
+
 /* Logits of the trees' rows and, behind them, of the rider's last one, which takes the place of its
  * first: all that is left of the pass. */
 static int head(struct tv_forward *pass, const struct trees *trees)
@@ -452,23 +484,18 @@ static int layers_run(struct tv_forward *pass, const struct trees *trees, tv_mod
                       void *hook_context)
 {
     const void *rows = NULL;
+    int queried = 0; /* the layer before has made this one's queries */
     int err = tv_forward_embed(pass);
     for (int32_t layer = 0; err == 0 && layer < pass->model->config.layers; layer++) {
         err = tv_forward_tap(pass, layer);
-        if (err == 0) {
+        if (err == 0 && !queried) {
             err = queries(pass, trees, layer, &rows);
         }
         if (err == 0) {
             err = attention(pass, trees, layer, rows, hook, hook_context);
         }
         if (err == 0) {
-            err = values_up(pass, trees, layer);
-        }
-        if (err == 0) {
-            err = rider_attention(pass, trees, layer);
-        }
-        if (err == 0) {
-            err = tv_forward_rest(pass, layer);
+            err = layer_finish(pass, trees, layer, &queried);
         }
     }
     if (err == 0) {

@@ -128,6 +128,7 @@ static void backend_destroy(struct tv_kernels *k)
         struct tv_cuda *cuda = k->impl;
         tv_cuda_stream_finish(cuda);
         backend_free(k, cuda->scratch);
+        tv_cuda_layer_finish(cuda);
         free(cuda);
         free(k);
     }
@@ -176,7 +177,10 @@ static int device_describe(int device, struct tv_cuda *cuda)
     if (rc == 0) {
         rc = tv_cuda_query_prepare();
     }
-    return rc < 0 ? rc : tv_cuda_prefill_attn_prepare();
+    if (rc == 0) {
+        rc = tv_cuda_prefill_attn_prepare();
+    }
+    return rc < 0 ? rc : tv_cuda_layer_prepare(cuda); /* last: it takes memory */
 }
 
 static void operations_fill(struct tv_kernels *k)
@@ -188,6 +192,7 @@ static void operations_fill(struct tv_kernels *k)
     k->query = tv_cuda_query;
     k->moe = tv_cuda_moe;
     k->moe_workspace = tv_cuda_moe_workspace;
+    k->layer = tv_cuda_layer;
     k->rope = tv_cuda_rope;
     k->latent_write = tv_cuda_latent_write;
     k->swiglu = tv_cuda_swiglu;
@@ -257,6 +262,9 @@ int tv_cuda_create(int device, void *stream, struct tv_kernels **ret_kernels)
     k = NULL;
     cuda = NULL;
 out:
+    if (cuda != NULL) {
+        tv_cuda_layer_finish(cuda);
+    }
     free(cuda);
     free(k);
     return result;

@@ -2,9 +2,9 @@
  * cuda.h - entry point of libtreeverify-cuda.so, the CUDA backend of the operation table.
  *
  * Plain C. Needs the driver alone: the runtime is linked statically. The library keeps no state
- * outside the table it creates, allocates only in alloc, and synchronises only in upload, download
- * and sync; every other operation is a sequence of launches on the caller's stream and may be
- * captured into a graph.
+ * outside the table it creates, allocates only in alloc and when a table is created, and
+ * synchronises only in upload, download and sync; every other operation is a sequence of launches
+ * on the caller's stream and may be captured into a graph.
  */
 #ifndef TV_KERNELS_CUDA_CUDA_H
 #define TV_KERNELS_CUDA_CUDA_H

@@ -336,7 +336,7 @@ static size_t plan_carve(const struct tv_experts *args, int32_t shared_inter, bo
 /* Rows of a tile, the same for both products; a shape does not change a result. A tile that holds
  * all rows of an expert reads its weights once; of twice their mean number few are second ones, and
  * for 12 rows in the mean these cost less than tiles of 32 rows do. */
-static int32_t experts_block_rows(const struct tv_experts *args)
+static inline int32_t experts_block_rows(const struct tv_experts *args)
 {
     int64_t pairs = (int64_t)args->rows * args->top_k;
     bool mma =
@@ -364,7 +364,7 @@ static bool experts_large(const struct tv_experts *args)
 }
 
 /* Whether experts_sm90.cu serves these best. */
-static bool experts_hopper(const struct tv_kernels *k, const struct tv_experts *args)
+static inline bool experts_hopper(const struct tv_kernels *k, const struct tv_experts *args)
 {
     int64_t pairs = (int64_t)args->rows * args->top_k, experts = args->experts;
     return experts_many(k, args) && linear_uses_mma(args->w_dtype, args->hidden) &&
@@ -382,9 +382,9 @@ static int experts_check(const struct tv_experts *args)
                : 0;
 }
 
-static void experts_problems(const struct tv_experts *args, const struct expert_plan &plan,
-                             int32_t block_rows, struct gate_problem *gate,
-                             struct down_problem *down)
+static inline void experts_problems(const struct tv_experts *args, const struct expert_plan &plan,
+                                    int32_t block_rows, struct gate_problem *gate,
+                                    struct down_problem *down)
 {
     *gate = {};
     gate->gate = args->gate;
@@ -407,16 +407,16 @@ static void experts_problems(const struct tv_experts *args, const struct expert_
     down->vector = args->inter % 4 == 0;
 }
 
-static int experts_sort_launch(const struct tv_kernels *k, const struct tv_experts *args,
-                               const struct expert_plan &plan, int32_t block_rows)
+static inline int experts_sort_launch(const struct tv_kernels *k, const struct tv_experts *args,
+                                      const struct expert_plan &plan, int32_t block_rows)
 {
     size_t counters = 2 * sizeof(int32_t) * (size_t)args->experts;
     return launch(experts_sort, dim3(1), EXPERTS_SORT, counters, tv_cuda_stream(k), args->ids,
                   args->rows * args->top_k, args->experts, block_rows, plan);
 }
 
-static int experts_join_launch(const struct tv_kernels *k, const struct tv_experts *args,
-                               const struct expert_plan &plan, bool shared)
+static inline int experts_join_launch(const struct tv_kernels *k, const struct tv_experts *args,
+                                      const struct expert_plan &plan, bool shared)
 {
     dim3 grid((uint32_t)args->rows, linear_blocks(args->hidden, EXPERTS_JOIN));
     return launch(experts_join, grid, EXPERTS_JOIN, 0, tv_cuda_stream(k), args->weights, plan,

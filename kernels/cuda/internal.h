@@ -34,6 +34,8 @@ struct tv_cuda {
     cudaEvent_t moments[2];     /* of the timer; made by its first use */
     void *scratch;              /* of one launch to the next; NULL: where nothing needs it */
     size_t scratch_bytes;
+    uint32_t *layer_words; /* device: where the blocks of a launch meet; NULL: no such launch */
+    int layer_blocks;      /* of such a launch: as many as run at a time */
 };
 
 /* Device memory was taken; kernels.h, allocations. */

@@ -1,8 +1,8 @@
 /*
  * latent.cuh - one KV row: normed latent, rotated key, one rounding to the pool.
  *
- * A block of LATENT_THREADS makes a row; its first warp also turns the key. A slot outside the pool
- * is not written. Owns no kernel.
+ * LATENT_THREADS of a block, or all that it has, make a row; the first warp also turns the key. A
+ * slot outside the pool is not written. Owns no kernel.
  */
 #ifndef TV_KERNELS_CUDA_LATENT_CUH
 #define TV_KERNELS_CUDA_LATENT_CUH
@@ -14,19 +14,20 @@
 TV_DEVICE void latent_row(const struct tv_latent_write &a, int64_t row)
 {
     int64_t slot = a.slots[row];
-    int32_t dim = a.latent_dim;
+    int32_t dim = a.latent_dim, first = (int32_t)threadIdx.x;
     const float *ckv = a.ckv + row * a.row_stride;
     if (slot < 0 || slot >= a.slot_count) {
         return;
     }
     int64_t base = slot * (dim + a.table.rope_dim);
     float sum = 0.0f;
-    for (int32_t i = (int32_t)threadIdx.x; i < dim; i += LATENT_THREADS) {
+    first = first < LATENT_THREADS ? first : dim; /* the others add nothing */
+    for (int32_t i = first; i < dim; i += LATENT_THREADS) {
         sum = fmaf(ckv[i], ckv[i], sum);
     }
     sum = block_sum(sum);
     float factor = 1.0f / sqrtf(sum / (float)dim + a.eps);
-    for (int32_t i = (int32_t)threadIdx.x; i < dim; i += LATENT_THREADS) {
+    for (int32_t i = first; i < dim; i += LATENT_THREADS) {
         store_rounded(a.kv_pages, a.kv_dtype, base + i, ckv[i] * factor * a.norm_weight[i]);
     }
     if (threadIdx.x < 32) {

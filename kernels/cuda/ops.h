@@ -21,6 +21,9 @@ int tv_cuda_experts_prepare(const struct tv_cuda *cuda);
 int tv_cuda_moe_prepare(void);
 int tv_cuda_prefill_attn_prepare(void);
 int tv_cuda_query_prepare(void);
+/* Takes memory of the device, which tv_cuda_layer_finish gives back. */
+int tv_cuda_layer_prepare(struct tv_cuda *cuda);
+void tv_cuda_layer_finish(struct tv_cuda *cuda);
 
 int tv_cuda_embed(struct tv_kernels *k, int32_t rows, int32_t hidden, int32_t vocab,
                   const void *table, enum tv_dtype dtype, const int32_t *ids, float *x);
@@ -32,6 +35,7 @@ int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
 int tv_cuda_query(struct tv_kernels *k, const struct tv_query *args);
 int tv_cuda_moe(struct tv_kernels *k, const struct tv_moe *args);
 size_t tv_cuda_moe_workspace(const struct tv_kernels *k, const struct tv_moe *args);
+int tv_cuda_layer(struct tv_kernels *k, const struct tv_layer *args);
 int tv_cuda_rope(struct tv_kernels *k, const struct tv_rope *args);
 int tv_cuda_latent_write(struct tv_kernels *k, const struct tv_latent_write *args);
 int tv_cuda_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate, const float *up);

@@ -64,12 +64,14 @@ int tv_cuda_side(struct tv_kernels *k, struct tv_kernels **ret_side)
     cuda->own_stream = NULL;
     cuda->scratch = NULL; /* the other stream's */
     cuda->moments[0] = cuda->moments[1] = NULL;
+    cuda->layer_words = NULL; /* two launches whose blocks wait for each other would never end */
     /* does not wait for the default stream, nor that for it */
     result = tv_cuda_errno(cudaStreamCreateWithFlags(&cuda->own_stream, cudaStreamNonBlocking));
     if (result < 0) {
         goto fail;
     }
     side->impl = cuda;
+    side->layer = NULL;
     side->variant = cuda->variant;
     side->stream = cuda->own_stream;
     *ret_side = side;

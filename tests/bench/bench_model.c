@@ -53,12 +53,13 @@ enum slot {
     SLOT_PAIR,
     SLOT_QUERY,
     SLOT_MOE,
+    SLOT_LAYER,
     SLOTS
 };
 
 static const char *const slot_names[SLOTS] = {
     "embed",   "rmsnorm",     "linear",       "rope",        "latent_write", "swiglu", "router",
-    "experts", "verify_attn", "prefill_attn", "linear_pair", "query",        "moe"};
+    "experts", "verify_attn", "prefill_attn", "linear_pair", "query",        "moe",    "layer"};
 static int64_t slot_us[SLOTS], slot_calls[SLOTS];
 static struct tv_kernels original;
 
@@ -143,6 +144,11 @@ static int timed_moe(struct tv_kernels *k, const struct tv_moe *args)
     BOOK(SLOT_MOE, original.moe(k, args));
 }
 
+static int timed_layer(struct tv_kernels *k, const struct tv_layer *args)
+{
+    BOOK(SLOT_LAYER, original.layer(k, args));
+}
+
 static void table_wrap(struct tv_kernels *kernels)
 {
     original = *kernels;
@@ -160,6 +166,9 @@ static void table_wrap(struct tv_kernels *kernels)
         kernels->linear_pair = timed_pair;
         kernels->query = timed_query;
         kernels->moe = timed_moe;
+    }
+    if (original.layer != NULL) {
+        kernels->layer = timed_layer;
     }
 }
 

@@ -279,6 +279,148 @@ static void one_moe(struct check *c, enum tv_dtype dtype, int32_t rows, int32_t 
     check_release(c);
 }
 
+/* What one way of computing a layer writes. */
+struct layer_results {
+    float *values, *x, *h, *q, *ckv;
+    void *out, *pages;
+    size_t x_bytes, out_bytes, pool_bytes;
+};
+
+static void layer_point(struct tv_layer *a, const struct layer_results *r)
+{
+    a->values.y = r->values;
+    a->output.x = r->values;
+    a->output.y = r->x;
+    a->moe.experts.y = r->x;
+    a->moe.experts.x = a->moe.logits.x = r->h;
+    a->next_query.x = a->next_kv.x = r->h;
+    a->next_query.y = r->q;
+    a->next_kv.y = r->ckv;
+    a->query.q = r->q;
+    a->query.latent.ckv = r->ckv;
+    a->query.latent.kv_pages = r->pages;
+    a->query.out = r->out;
+}
+
+static void layer_take(struct check *c, const struct tv_layer *a, const float *x,
+                       struct layer_results *ret)
+{
+    size_t rows = (size_t)a->output.rows, row_dim = (size_t)a->query.latent.latent_dim + ROPE;
+    size_t element = tv_dtype_size(a->query.out_dtype);
+    ret->x_bytes = rows * (size_t)a->output.n * sizeof(float);
+    ret->out_bytes = rows * (size_t)a->query.heads * row_dim * element;
+    ret->pool_bytes = SLOTS * row_dim * element;
+    ret->x = check_upload(c, x, ret->x_bytes);
+    ret->h = check_poisoned(c, ret->x_bytes);
+    ret->values = check_poisoned(c, rows * (size_t)a->output.k * sizeof(float));
+    ret->q = check_poisoned(c, rows * (size_t)a->next_query.n * sizeof(float));
+    ret->ckv = check_poisoned(c, rows * row_dim * sizeof(float));
+    ret->out = check_poisoned(c, ret->out_bytes);
+    ret->pages = check_poisoned(c, ret->pool_bytes);
+}
+
+static struct tv_linear layer_product(struct check *c, int32_t rows, int32_t n, int32_t k)
+{
+    struct tv_linear a = {.rows = rows, .n = n, .k = k, .groups = 1, .w_dtype = TV_BF16};
+    a.w = weights_upload(c, TV_BF16, (int64_t)n * k);
+    a.x_row_stride = k;
+    a.y_row_stride = n;
+    return a;
+}
+
+static void layer_fill(struct check *c, struct tv_layer *a, int32_t rows, int32_t hidden,
+                       int32_t inter, int32_t shared)
+{
+    int32_t heads = a->query.heads, latent = 8 * check_range(c, 1, 40),
+            v = 8 * check_range(c, 1, 9);
+    moe_fill(c, &a->moe, rows, hidden, inter, shared);
+    a->moe.logits.w_dtype = TV_F32;
+    a->moe.logits.w = weights_upload(c, TV_F32, (int64_t)a->moe.logits.n * hidden);
+    a->values = layer_product(c, rows, v, latent);
+    a->values.groups = heads;
+    a->values.w = weights_upload(c, TV_BF16, (int64_t)heads * v * latent);
+    a->values.w_group_stride = (int64_t)v * latent;
+    a->values.x = values_upload(c, (int64_t)rows * heads * latent);
+    a->values.x_row_stride = (int64_t)heads * latent;
+    a->values.x_group_stride = latent;
+    a->values.y_row_stride = (int64_t)heads * v;
+    a->values.y_group_stride = v;
+    a->output = layer_product(c, rows, hidden, heads * v);
+    a->output.accumulate = 1;
+    a->norm_weight = values_upload(c, hidden);
+    a->norm_eps = 1e-5f;
+    query_fill(c, &a->query, rows, latent);
+    a->next_query = layer_product(c, rows, heads * (a->query.nope_dim + ROPE), hidden);
+    a->next_kv = layer_product(c, rows, latent + ROPE, hidden);
+    a->next_norm_weight = values_upload(c, hidden);
+    a->next_norm_eps = 1e-6f;
+    a->moe.experts.workspace_bytes = c->k->moe_workspace(c->k, &a->moe);
+    a->moe.experts.workspace = check_poisoned(c, a->moe.experts.workspace_bytes);
+}
+
+/* The operations that the slot stands for. */
+static int layer_singly(struct check *c, const struct tv_layer *a, float *h)
+{
+    struct tv_kernels *k = c->k;
+    int32_t rows = a->output.rows, hidden = a->output.n;
+    float *x = a->output.y;
+    int rc = k->linear(k, &a->values);
+    rc = rc != 0 ? rc : k->linear(k, &a->output);
+    rc = rc != 0 ? rc
+                 : k->rmsnorm(k, rows, hidden, x, hidden, a->norm_weight, a->norm_eps, h, hidden);
+    rc = rc != 0 ? rc : moe_singly(c, &a->moe, x);
+    if (rc != 0 || a->next_norm_weight == NULL) {
+        return rc;
+    }
+    rc = k->rmsnorm(k, rows, hidden, x, hidden, a->next_norm_weight, a->next_norm_eps, h, hidden);
+    rc = rc != 0 ? rc : k->linear(k, &a->next_query);
+    rc = rc != 0 ? rc : k->linear(k, &a->next_kv);
+    return rc != 0 ? rc : k->query(k, &a->query);
+}
+
+/* `next`: 0: the last layer of a model. */
+static void one_layer(struct check *c, int32_t rows, int32_t experts, int32_t hidden, int32_t inter,
+                      int32_t shared, int next)
+{
+    struct tv_layer a = {.moe = {.experts = {.w_dtype = TV_BF16, .experts = experts}}};
+    struct layer_results joined, single;
+    a.moe.experts.top_k = check_range(c, 1, experts < 6 ? experts : 6);
+    a.query.heads = check_range(c, 1, 5);
+    a.query.nope_dim = 8 * check_range(c, 1, 30);
+    a.query.w_dtype = TV_BF16;
+    a.query.out_dtype = check_range(c, 0, 1) ? TV_BF16 : TV_F32;
+    layer_fill(c, &a, rows, hidden, inter, shared);
+    a.next_norm_weight = next ? a.next_norm_weight : NULL;
+    float *x = check_normals(c, (int64_t)rows * hidden, 1.0f);
+    layer_take(c, &a, x, &joined);
+    layer_take(c, &a, x, &single);
+    layer_point(&a, &joined);
+    int rc = c->k->layer(c->k, &a);
+    if (rc == -ENOTSUP ? rows <= 1 : !check_ok(c, rc, "layer")) {
+        check_fail(c, "layer refuses %d rows, or failed", (int)rows);
+    } else if (rc == 0) {
+        layer_point(&a, &single);
+        (void)check_ok(c, layer_singly(c, &a, single.h), "single operations");
+        same_on_device(c, joined.x, single.x, single.x_bytes, "layer");
+        if (next) {
+            same_on_device(c, joined.out, single.out, single.out_bytes, "layer, queries");
+            same_on_device(c, joined.pages, single.pages, single.pool_bytes, "layer, KV rows");
+        }
+    }
+    check_release(c);
+}
+
+static void check_layer(struct check *c)
+{
+    for (int32_t n = 0; n < 8 * c->scale; n++) {
+        int32_t hidden = 8 * check_range(c, 1, 90), inter = 8 * check_range(c, 1, 40);
+        int32_t shared = n % 3 == 0 ? 0 : 2 * inter;
+        one_layer(c, 1, check_range(c, 1, 64), hidden, inter, shared, n % 4 != 1);
+    }
+    one_layer(c, 2, 4, 256, 128, 256, 1);    /* may be refused */
+    one_layer(c, 1, 16, 2304, 520, 2600, 1); /* more than one round of chunks */
+}
+
 void check_fused(struct check *c)
 {
     static const int32_t rows[] = {1, 2, 7, 9, 16, 17, 33, 40, 64, 128, 129};
@@ -301,6 +443,9 @@ void check_fused(struct check *c)
     }
     for (int32_t n = 0; n < 3 * c->scale && c->k->linear_pair != NULL; n++) {
         one_pair(c, TV_BF16, check_range(c, 300, 700), 8 * check_range(c, 1, 80), 1600);
+    }
+    if (c->k->layer != NULL) {
+        check_layer(c);
     }
     if (c->k->moe != NULL) { /* warps without a share of routed products have one of shared ones */
         one_moe(c, TV_BF16, 12, 1160, 520, 1040);

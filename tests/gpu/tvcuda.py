@@ -13,7 +13,7 @@ import os
 
 import torch
 
-ABI = 9
+ABI = 10
 F32, BF16 = 0, 1
 LATENT, ROPE = 512, 64
 
@@ -42,8 +42,8 @@ SLOTS = ["alloc", "free", "upload", "download", "fill", "sync", "embed", "rmsnor
          "experts_workspace", "verify_attn", "verify_attn_workspace",
          "verify_attn_naive", "verify_attn_naive_workspace", "prefill_attn",
          "prefill_attn_workspace", "kv_move", "draw", "draw_workspace", "topk",
-         "linear_pair", "query", "moe", "moe_workspace", "record_begin", "record_end",
-         "replay", "recording_free", "progress", "synthesize", "device", "device_memory",
+         "linear_pair", "query", "moe", "moe_workspace", "layer", "record_begin",
+         "record_end", "replay", "recording_free", "progress", "synthesize", "device", "device_memory",
          "allocations", "copy", "timer",
          "timer_read", "side", "destroy"]
 
