@@ -1,8 +1,8 @@
 /*
  * planted_model.c - treeverifyd-planted: numbers that model/ derives from the checkpoint, wrong.
  *
- * The linker gives every tv_model_rope_read and tv_model_verify to this file. "mscale": the softmax
- * scale lacks YaRN's mscale^2, from the start, or once the file of TV_PLANT_FILE exists;
+ * The linker gives every tv_model_rope_read and tv_model_verify_shared to this file. "mscale": the
+ * softmax scale lacks YaRN's mscale^2, from the start, or once the file of TV_PLANT_FILE exists;
  * "rope-length": rotated vectors have the length of a file without mscale. Every kernel does what
  * it is asked, and both of the fast forms are asked the same.
  */
@@ -16,12 +16,14 @@
 
 void __real_tv_model_rope_read(struct tv_config_read *read, struct tv_model_config *config);
 void __wrap_tv_model_rope_read(struct tv_config_read *read, struct tv_model_config *config);
-int __real_tv_model_verify(struct tv_model *model, struct tv_cache *cache,
-                           const struct tv_model_item *items, int32_t count,
-                           tv_model_layer_hook *hook, void *hook_context, const float **ret_logits);
-int __wrap_tv_model_verify(struct tv_model *model, struct tv_cache *cache,
-                           const struct tv_model_item *items, int32_t count,
-                           tv_model_layer_hook *hook, void *hook_context, const float **ret_logits);
+int __real_tv_model_verify_shared(struct tv_model *model, struct tv_cache *cache,
+                                  const struct tv_model_item *items, int32_t count,
+                                  const struct tv_model_rider *rider, tv_model_layer_hook *hook,
+                                  void *hook_context, const float **ret_logits);
+int __wrap_tv_model_verify_shared(struct tv_model *model, struct tv_cache *cache,
+                                  const struct tv_model_item *items, int32_t count,
+                                  const struct tv_model_rider *rider, tv_model_layer_hook *hook,
+                                  void *hook_context, const float **ret_logits);
 
 int tv_planted_in_model(const char *name)
 {
@@ -49,14 +51,16 @@ void __wrap_tv_model_rope_read(struct tv_config_read *read, struct tv_model_conf
     }
 }
 
-int __wrap_tv_model_verify(struct tv_model *model, struct tv_cache *cache,
-                           const struct tv_model_item *items, int32_t count,
-                           tv_model_layer_hook *hook, void *hook_context, const float **ret_logits)
+int __wrap_tv_model_verify_shared(struct tv_model *model, struct tv_cache *cache,
+                                  const struct tv_model_item *items, int32_t count,
+                                  const struct tv_model_rider *rider, tv_model_layer_hook *hook,
+                                  void *hook_context, const float **ret_logits)
 {
     const char *file = getenv("TV_PLANT_FILE");
     if (is_planted("mscale") && file != NULL && access(file, F_OK) == 0) {
         /* the model's own memory, which it shows to nobody else as its to change */
         mscale_forget((struct tv_model_config *)(uintptr_t)tv_model_config(model));
     }
-    return __real_tv_model_verify(model, cache, items, count, hook, hook_context, ret_logits);
+    return __real_tv_model_verify_shared(model, cache, items, count, rider, hook, hook_context,
+                                         ret_logits);
 }
