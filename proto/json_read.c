@@ -70,8 +70,9 @@ static void tie_spans(struct tv_json *doc)
     }
 }
 
-/* Take the spans over from the scan; long strings of an own copy get their terminator. */
-static void take_spans(struct tv_json *doc, struct tv_json_scan *scan)
+/* Take the spans of `text` over from the scan; those of an own copy point into it, where long
+ * strings get their terminator. */
+static void take_spans(struct tv_json *doc, struct tv_json_scan *scan, const char *text)
 {
     size_t i;
 
@@ -86,9 +87,11 @@ static void take_spans(struct tv_json *doc, struct tv_json_scan *scan)
         return;
     }
     for (i = 0; i < scan->span_count; i++) {
-        const struct tv_json_span *span = &doc->spans[i];
+        struct tv_json_span *span = &doc->spans[i];
+        char *own = doc->copy + (span->text - text);
+        span->text = own;
         if (span->kind == TV_JSON_SPAN_STRING) {
-            doc->copy[(size_t)(span->text - doc->copy) + span->bytes] = '\0'; /* was the quote */
+            own[span->bytes] = '\0'; /* was the quote */
         }
     }
 }
@@ -98,7 +101,6 @@ int tv_json_parse(const char *text, size_t bytes, const struct tv_json_limits *l
 {
     struct tv_json_scan scan;
     struct tv_json *doc = malloc(sizeof(*doc));
-    const char *source = text;
     int rc;
 
     if (doc == NULL) {
@@ -107,21 +109,20 @@ int tv_json_parse(const char *text, size_t bytes, const struct tv_json_limits *l
     doc->root = NULL;
     doc->copy = NULL;
     doc->spans = doc->spans_inline;
-    if (!limits->borrow_text) {
-        doc->copy = malloc(bytes + 1);
-        if (doc->copy == NULL) {
-            free(doc);
-            return -ENOMEM;
-        }
-        memcpy(doc->copy, text, bytes);
-        source = doc->copy;
-    }
-    rc = tv_json_scan_run(&scan, source, bytes, limits);
+    rc = tv_json_scan_run(&scan, text, bytes, limits);
     if (rc < 0) {
         *ret_error = scan.error;
         goto finish;
     }
-    take_spans(doc, &scan);
+    if (!limits->borrow_text) { /* what is refused is not copied */
+        doc->copy = malloc(bytes + 1);
+        if (doc->copy == NULL) {
+            rc = -ENOMEM;
+            goto finish;
+        }
+        memcpy(doc->copy, text, bytes);
+    }
+    take_spans(doc, &scan, text);
     doc->root = cJSON_ParseWithLengthOpts(scan.control, scan.control_bytes, NULL, 0);
     if (doc->root == NULL) {
         rc = -ENOMEM; /* the control text is valid by construction */

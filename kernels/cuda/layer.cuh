@@ -165,7 +165,7 @@ TV_DEVICE void layer_step(const struct layer_phase &f, struct layer_place *place
     }
 }
 
-/* What a warp reads next of the weights: chunk `chunk` of an item; k 0: nothing for now. */
+/* What a warp reads next of the weights: chunk `chunk` of an item; k 0: nothing. */
 struct layer_cursor {
     const __nv_bfloat16 *at[2]; /* this lane's part of the first row, and of the ninth */
     int32_t last[2];            /* rows from those to the matrix's last */
