@@ -120,7 +120,7 @@ export attn check work out source
 nvidia-smi > "$out/nvidia-smi.log" 2>&1
 say "$(date -u +%FT%TZ) $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null)"
 
-step images 10 python3 "$here/check_images.py" "$TREEVERIFY_CUDA_LIB" 120 1 90 120
+step images 10 python3 "$here/check_images.py" "$TREEVERIFY_CUDA_LIB" 120 "$(ls "$source"/kernels/cuda/*_sm90.cu | wc -l)" 90 120
 step example 60 env LD_LIBRARY_PATH="$installed" python3 "$usr/share/treeverify/examples/example_torch.py"
 step bundles 120 bash -c bundles
 step splits 120 bash -c 'every_split "$work"/kdtr/*.kdtr'
