@@ -12,14 +12,17 @@
  * linear_any: f32 products.
  *
  * What is multiplied, and where results go, is told by a problem type P:
- *   X (float, bf16, or linear_rounded: f32 in memory, rounded to bf16); paired (two matrices share
- * x: gate and up); vector (rows of x may be read 16 bytes at a time); struct tile { w[], n, k,
- * rows, ... }; open (tile `at` of the rows of a group; false: there is none); x_row; store or
- * store_pair; streamed (few rows take linear_slab or linear_stream: also early, which names a
- * block's items (a tile of rows and some columns), and place, which finds one). items_ready: early,
- * and then open, read what was there when the launch began, as launch.cuh says; rows_ready: so do
- * x_row and the reads of rows. has_late: late names further items, when the launch before has
- * ended; the rows of the early ones are ready.
+ *   X (float, bf16, or linear_rounded: f32 in memory, rounded to bf16);
+ *   paired (two matrices share x: gate and up);
+ *   vector (rows of x may be read 16 bytes at a time);
+ *   struct tile { w[], n, k, rows, ... };
+ *   open (tile `at` of the rows of a group; false: there is none); x_row; store or store_pair;
+ *   streamed (few rows take linear_slab or linear_stream: also early, which names a block's items,
+ *   a tile of rows and some columns, and place, which finds one);
+ *   items_ready: early, and then open, read what was there when the launch began, as launch.cuh
+ *   says; rows_ready: so do x_row and the reads of rows;
+ *   has_late: late names further items, when the launch before has ended; the rows of the early
+ *   ones are ready.
  */
 #ifndef TV_KERNELS_CUDA_LINEAR_CUH
 #define TV_KERNELS_CUDA_LINEAR_CUH
