@@ -1,41 +1,34 @@
 #!/usr/bin/env python3
-"""Fails when a kernel of a source file keeps anything in local memory.
+"""Fails when a kernel of the library keeps anything in local memory.
 
-usage: check_spills.py NVCC SOURCE ARCH...
+usage: check_spills.py REPORT...
 
-Compiles the source for each architecture with the assembler's resource report, and reads stack
-frame, spill stores and spill loads of every kernel in it.
+Reads what the assembler said while the library was compiled (-Xptxas -v, a file per source): stack
+frame, spill stores and spill loads of every kernel in it, for every architecture.
 """
 
-import os
 import re
-import subprocess
 import sys
-import tempfile
+from collections import Counter
+from pathlib import Path
 
-KERNEL = re.compile(r"Function properties for (\S+)\s+"
+KERNEL = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'\n.*Function properties for \1\n\s+"
                     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-def report(nvcc, source, arch, folder):
-    command = [nvcc, "-std=c++17", "-O3", "-Xptxas", "-v", "-gencode",
-               f"arch=compute_{arch},code=sm_{arch}", "-cubin", source, "-o",
-               os.path.join(folder, "image")]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stderr
-
-
 def main():
-    nvcc, source, *archs = sys.argv[1:]
-    bad = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for arch in archs:
-            kernels = KERNEL.findall(report(nvcc, source, arch, folder))
-            spills = [kernel for kernel in kernels if any(int(n) for n in kernel[1:])]
-            for name, *frame in spills:
-                print(f"sm_{arch} {name}: stack, stores, loads {', '.join(frame)}")
-            print(f"sm_{arch}: {len(kernels)} kernels, {len(spills)} with a stack or spills")
-            bad += len(spills) + (0 if kernels else 1)
-    return 1 if bad else 0
+    kernels, bad = Counter(), 0
+    for path in sys.argv[1:]:
+        report = Path(path).read_text(encoding="utf-8")
+        found = KERNEL.findall(report)
+        bad += report.count("Compiling entry function") - len(found)
+        for name, arch, *frame in found:
+            kernels[arch] += 1
+            if any(int(size) for size in frame):
+                print(f"{Path(path).stem} {arch} {name}: stack, stores, loads {', '.join(frame)}")
+                bad += 1
+    print(f"{dict(kernels)} kernels, {bad} unread or with a stack or spills")
+    return 1 if bad or not kernels else 0
 
 
 if __name__ == "__main__":

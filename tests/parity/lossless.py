@@ -7,7 +7,7 @@ A difference is allowed only where the logits of that one position, asked for ag
 the noise of two paths; each is listed and counted, and texts are compared no further.
 
 usage: lossless.py TREEVERIFYD MODEL_DIR TEXT [--prompts 200] [--tokens 256]
-TV_TEST_SCALE below 1 shortens the prompts list (sanitizer builds).
+TV_TEST_SCALE below 1 shortens the list of prompts, and the texts (sanitizer builds).
 """
 
 import argparse
@@ -232,6 +232,7 @@ def main():
     parser.add_argument("--backend", default="cpu")
     args = parser.parse_args()
     scale = min(1.0, float(os.environ.get("TV_TEST_SCALE", "1")))
+    args.tokens = int(args.tokens * max(scale, 0.25))
     tally = Tally()
     prompts = prompts_of(args.text, max(2, int(args.prompts * scale**2)))
     options = ["--backend", args.backend]
