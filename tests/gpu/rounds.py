@@ -14,7 +14,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from daemon import Daemon, Session
+from daemon import Daemon, Session, checkpoint_arguments
 
 ALL_LOGITS = {"logits": {"rows": "all", "dtype": "f32"}}
 GREEDY = {"rule": "greedy", "temperature": 0}
@@ -121,14 +121,7 @@ def late_len(session, settled):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("model")
-    parser.add_argument("--backend", default="cpu")
-    parser.add_argument("--kv-dtype", default="f32")
-    parser.add_argument("--page-size", default="16")
-    args = parser.parse_args()
-    options = ["--backend", args.backend, "--kv-dtype", args.kv_dtype, "--page-size", args.page_size]
+    args, options = checkpoint_arguments(argparse.ArgumentParser(), page_size="16")
     with Daemon(args.program, args.model, *options, "--shadow", "all", "--prefix-cache", "off") as daemon:
         client = daemon.client()
         model = client.get("/v1/model")

@@ -14,7 +14,7 @@ import threading
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from daemon import Daemon, Session, floats
+from daemon import Daemon, Session, checkpoint_arguments, floats
 
 SIZES = (2, 3, 4, 6, 9, 17, 30, 64)  # nodes of each tree; several small ones fit one launch
 ROUNDS = 6
@@ -46,16 +46,10 @@ def play_together(sessions, drafts):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("model")
-    parser.add_argument("--backend", default="cpu")
-    parser.add_argument("--kv-dtype", default="f32")
-    args = parser.parse_args()
+    args, options = checkpoint_arguments(argparse.ArgumentParser())
     rng = np.random.default_rng(11)
     failed = shared = 0
-    options = ["--backend", args.backend, "--kv-dtype", args.kv_dtype, "--poison"]
-    with Daemon(args.program, args.model, *options) as daemon:
+    with Daemon(args.program, args.model, *options, "--poison") as daemon:
         clients = [daemon.client() for _ in SIZES]
         vocab = clients[0].get("/v1/model")["vocab"]
         prompts = [[int(t) for t in rng.integers(0, vocab, 20 + 11 * i)] for i in range(len(SIZES))]

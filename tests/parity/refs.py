@@ -25,7 +25,7 @@ import numpy as np
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 import draw
 import tensors
-from daemon import Daemon, Session, floats
+from daemon import Daemon, Session, checkpoint_arguments, floats
 
 CHAIN_NODES = 64
 PIECES = (None, 1, 7, 64, 65)  # tokens of a prefill; None: the whole prompt
@@ -232,16 +232,13 @@ def check_greedy(report, client, label, refs):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("models")
     parser.add_argument("--page-sizes", default="16,64,128")
     parser.add_argument("--names", default="v2lite,v3,moonlight,kjv-mla-8m")
-    parser.add_argument("--backend", default="cpu")
-    parser.add_argument("--kv-dtype", default="f32", choices=["f32", "bf16"])
     parser.add_argument("--products", default="exact", choices=["exact", "bf16"])
-    args = parser.parse_args()
+    args, options = checkpoint_arguments(parser, model="models", kv_dtypes=["f32", "bf16"])
     if args.products == "bf16" and args.kv_dtype != "bf16":
         parser.error("--products bf16 is measured with --kv-dtype bf16")
+    options += ["--products", args.products, "--poison", "--prefix-cache", "off"]
     if float(os.environ.get("TV_TEST_SCALE", "1")) < 1:
         args.page_sizes = args.page_sizes.split(",")[0]
     report = Report()
@@ -252,9 +249,7 @@ def main():
         refs = tensors.load(os.path.join(folder, "refs.safetensors"))
         for page in args.page_sizes.split(","):
             label = f"{name} page {page}"
-            options = ["--page-size", page, "--backend", args.backend, "--kv-dtype", args.kv_dtype, "--poison", "--prefix-cache", "off"]
-            options += ["--products", args.products]
-            with Daemon(args.program, folder, *options) as daemon:
+            with Daemon(args.program, folder, *options, "--page-size", page) as daemon:
                 client = daemon.client()
                 check_sequence(report, client, label, refs)
                 check_trees(report, client, label, refs)

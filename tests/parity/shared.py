@@ -18,7 +18,7 @@ import time
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from daemon import Daemon, Session, floats
+from daemon import Daemon, Session, checkpoint_arguments, floats
 from metrics import parse
 
 SIZES = (1, 3, 8, 17)  # nodes of each drafter's trees
@@ -88,18 +88,12 @@ def same(left, right):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("model")
-    parser.add_argument("--backend", default="cpu")
-    parser.add_argument("--kv-dtype", default="f32")
-    parser.add_argument("--page-size", default="64")
     parser.add_argument("--seconds", type=float, default=60.0, help="to wait for such launches at most")
     parser.add_argument("--launches", type=int, default=3, help="that take tokens of a prompt along, at least")
     parser.add_argument("--taps", default="")
     parser.add_argument("--shadow", default="off")
-    args = parser.parse_args()
-    options = ["--backend", args.backend, "--kv-dtype", args.kv_dtype, "--page-size", args.page_size, "--poison"]
-    options += ["--shadow", args.shadow, *(["--taps", args.taps] if args.taps else [])]
+    args, options = checkpoint_arguments(parser, page_size="64")
+    options += ["--poison", "--shadow", args.shadow, *(["--taps", args.taps] if args.taps else [])]
     options += ["--prefix-cache", "off"]  # else the second prompt would be the first one's rows
     with Daemon(args.program, args.model, *options) as daemon:
         client = daemon.client()

@@ -44,6 +44,23 @@ def own_port():
     raise RuntimeError(f"no port below {first} is free")
 
 
+def checkpoint_arguments(parser, model="model", kv_dtypes=None, page_size=None):
+    """Parse the command line of a test of a checkpoint: `parser` holds the test's own options, the ones that such tests
+    share are added here (--page-size only with a default). Returns the arguments, and the shared ones as the daemon's
+    options."""
+    parser.add_argument("program")
+    parser.add_argument(model)
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--kv-dtype", default="f32", choices=kv_dtypes)
+    if page_size is not None:
+        parser.add_argument("--page-size", default=page_size)
+    args = parser.parse_args()
+    options = ["--backend", args.backend, "--kv-dtype", args.kv_dtype]
+    if page_size is not None:
+        options += ["--page-size", args.page_size]
+    return args, options
+
+
 class Problem(Exception):
     """A problem+json answer: .status, .body (decoded)."""
 
