@@ -4,11 +4,11 @@
 # usage: tests/run-all.sh [BUILD...]    of: plain address thread fuzz cuda (default: all that apply)
 # Installs missing packages; a browser and its like, which a test or two start, may be missing still, and those say so.
 # plain is the whole suite; address (ASan, UBSan) and thread (TSan) repeat it with loops shortened by TV_TEST_SCALE,
-# without the checks of the sources and, under TSan, without what has no threads to race (tests/meson.build); fuzz runs
-# every libFuzzer target (clang, ASan, UBSan) for TV_FUZZ_SECONDS (60) each, from its corpus; cuda compiles the CUDA
-# library where nvcc is found. A compiler's warning fails its build. plain and address run on a KV pool filled with NaN
-# wherever nothing is held (TREEVERIFY_POISON, read by fixtures and daemons), thread on the pool as shipped. A test that
-# is skipped counts as neither. Exit 1 when anything failed or nothing ran.
+# without the checks of the sources and of the clients' own ways and, under TSan, without what has no threads to race
+# (tests/meson.build); fuzz runs every libFuzzer target (clang, ASan, UBSan) for TV_FUZZ_SECONDS (60) each, from its
+# corpus; cuda compiles the CUDA library where nvcc is found. A compiler's warning fails its build. plain and address run
+# on a KV pool filled with NaN wherever nothing is held (TREEVERIFY_POISON, read by fixtures and daemons), thread on the
+# pool as shipped. A test that is skipped counts as neither. Exit 1 when anything failed or nothing ran.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . deploy/packages.sh
@@ -17,6 +17,7 @@ cd "$(dirname "$0")/.."
 PATH="/usr/bin:/bin:$PATH"
 wanted="${*:-plain address thread fuzz cuda}"
 jobs=$(nproc)
+tests=$((jobs + 1)) # at a time: many of them wait for a clock
 logs=()
 failed_builds=0
 
@@ -33,7 +34,7 @@ build() {
             echo "$name: built, and nothing to run in it"
             return
         fi
-        TV_TEST_SCALE=$scale meson test -C $dir --no-rebuild --num-processes "$jobs" --print-errorlogs \
+        TV_TEST_SCALE=$scale meson test -C $dir --no-rebuild --num-processes "$tests" --print-errorlogs \
             "${test_options[@]}"
         logs+=("$dir/meson-logs/testlog.json")
     else
@@ -117,13 +118,13 @@ for name in $wanted; do
     address)
         export TREEVERIFY_POISON=on
         export TV_KDTR_GEN_ARGS="--only h8_" # the small bundles
-        test_options=(--timeout-multiplier 4 --no-suite fence)
+        test_options=(--timeout-multiplier 4 --no-suite fence --no-suite client)
         build address 0.1 -Dcuda=disabled -Db_sanitize=address,undefined -Db_lundef=false
         ;;
     thread)
         export TREEVERIFY_POISON=off
         export TV_KDTR_GEN_ARGS="--only h8_"
-        test_options=(--timeout-multiplier 6 --no-suite fence --no-suite alone)
+        test_options=(--timeout-multiplier 6 --no-suite fence --no-suite client --no-suite alone)
         build thread 0.1 -Dcuda=disabled -Db_sanitize=thread -Db_lundef=false
         ;;
     fuzz)
