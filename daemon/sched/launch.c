@@ -261,18 +261,31 @@ static void round_settle(struct tv_sched *sched, int32_t i, int32_t count)
     }
 }
 
+/* Was every round in the pass? One that is refused before it, for pages say, took none of its time.
+ */
+static int all_ran(const struct tv_sched *sched, int32_t count)
+{
+    int32_t ran = 0;
+    while (ran < count && (sched->batch_out[ran].code == TV_OK ||
+                           sched->batch_out[ran].code == TV_NUMERIC_FAULT)) {
+        ran++;
+    }
+    return ran == count;
+}
+
 /* What the launch teaches: its cost, who drafted in vain, and that rounds are about. took_us below
  * 0: it failed. ridden: tokens of the rider that it took along. */
 static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows, int32_t ridden,
                         int64_t took_us, int64_t end_us)
 {
+    int measured = took_us >= 0 && all_ran(sched, count);
     tv_sched_lock(sched);
-    if (took_us >= 0 && ridden > 0) {
+    if (measured && ridden > 0) {
         tv_sched_share_note(sched, sched->rider, ridden, rows, took_us);
-    } else if (took_us >= 0) {
+    } else if (measured) {
         tv_sched_curve_add(sched->curve, rows, took_us);
     }
-    sched->launch_took_us = took_us >= 0 ? took_us : sched->launch_took_us;
+    sched->launch_took_us = measured ? took_us : sched->launch_took_us;
     sched->rode = ridden > 0;
     for (int32_t i = 0; i < count; i++) {
         struct job *job = sched->batch[i];

@@ -271,6 +271,54 @@ static void a_lost_device_ends_both(void **state)
     free(race);
 }
 
+/* With the lock: what is known of launches of `nodes` nodes; -1: nothing. */
+static int64_t known_us(struct fixture *fixture, int32_t nodes)
+{
+    tv_sched_lock(fixture->sched);
+    int64_t us = tv_sched_curve_median(fixture->sched->curve, nodes);
+    tv_sched_unlock(fixture->sched);
+    return us;
+}
+
+/* A round without pages is not in its launch: what that took is no cost of trees, nor of tokens
+ * that went along. */
+static void a_launch_that_lacks_a_round_teaches_nothing(void **state)
+{
+    struct fixture *fixture = *state;
+    struct race *race = malloc(sizeof *race);
+    struct client client;
+    assert_non_null(race);
+    client_open(fixture, &client, 5, "");
+    tv_fixed_engine_fail(fixture->engine, TV_KV_FULL, 1);
+    struct tv_call *call = call_chain(fixture, &client, 3);
+    assert_refused(call_wait(call), 503, "kv-full");
+    call_free(call);
+    assert_int_equal(known_us(fixture, 3), -1);
+    call_release(fixture, call_chain(fixture, &client, 3), 200);
+    assert_true(known_us(fixture, 3) >= 0);
+
+    plant(fixture, 4, 0); /* whatever a launch takes with tokens is what they cost */
+    tv_fixed_engine_slow(fixture->engine, 1000);
+    race_start(fixture, race);
+    struct tv_call *create = prompt(fixture, 1, 8);
+    call_start(fixture, create);
+    tv_fixed_engine_fail(fixture->engine, TV_KV_FULL, 2); /* the running one, and one of four */
+    call_release(fixture, race->running, 503);
+    int refused = 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        refused += call_wait(race->calls[i])->reply.http_status == 503;
+        call_free(race->calls[i]);
+    }
+    assert_int_equal(refused, 1);
+    assert_reply(call_wait(create), 201);
+    call_free(create);
+    assert_int_equal(tv_fixed_engine_shared(fixture->engine), 1);
+    tv_sched_lock(fixture->sched);
+    assert_int_equal(fixture->sched->share.token_ns, 0);
+    tv_sched_unlock(fixture->sched);
+    free(race);
+}
+
 static void plant_slices(struct tv_sched *sched, int32_t rows, int64_t us)
 {
     for (int i = 0; i < 15; i++) {
@@ -404,6 +452,7 @@ int main(void)
                                         fixture_teardown),
         CASE(the_principal_with_less_goes_first),
         CASE(a_lost_device_ends_both),
+        CASE(a_launch_that_lacks_a_round_teaches_nothing),
         CASE(the_measured_cost_decides_how_many),
         CASE(the_measured_cost_decides_how_deep),
         CASE(a_token_goes_where_it_is_cheap),
