@@ -5,6 +5,7 @@
  * Launches are put together while the engine is held, and their costs are planted: nothing here is
  * judged by time.
  */
+#include <errno.h>
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -271,6 +272,65 @@ static void a_lost_device_ends_both(void **state)
     free(race);
 }
 
+static int rider_rc; /* of the next launch with tokens of a prompt, whose rounds run */
+static struct tv_engine_ops refusing_ops;
+static const struct tv_engine_ops *real_ops;
+
+static int refusing_verify_shared(struct tv_engine *engine, const struct tv_round_in *in,
+                                  int32_t count, struct tv_round_out *out, struct tv_rider *rider)
+{
+    if (rider_rc == 0) {
+        return real_ops->verify_shared(engine, in, count, out, rider);
+    }
+    rider->rc = rider_rc;
+    rider_rc = 0;
+    return real_ops->verify(engine, in, count, out);
+}
+
+/* The rounds of a launch are what they are, whatever becomes of the tokens that were to go along:
+ * without pages these have their slice, and what fails ends the prompt as its slice would. */
+static void what_is_refused_along_is_no_matter_of_the_rounds(void **state)
+{
+    static const struct {
+        int rc, http_status;
+    } cases[] = {{-ENOSPC, 201}, {-EAGAIN, 201}, {-EDOM, 500}, {-EIO, 500}, {-ENOMEM, 500}};
+    struct fixture *fixture = *state;
+    struct race *race = malloc(sizeof *race);
+    assert_non_null(race);
+    tv_sched_lock(fixture->sched);
+    real_ops = fixture->engine->ops;
+    refusing_ops = *real_ops;
+    refusing_ops.verify_shared = refusing_verify_shared;
+    fixture->engine->ops = &refusing_ops;
+    tv_sched_unlock(fixture->sched);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        plant(fixture, 4, LONG_US);
+        race_start(fixture, race);
+        int64_t tokens = atomic_load(&fixture->stats.prefill_tokens);
+        struct tv_call *call = prompt(fixture, 1, 20);
+        call_start(fixture, call);
+        rider_rc = cases[i].rc;
+        race_end(fixture, race);
+        assert_reply(call_wait(call), cases[i].http_status);
+        assert_int_equal(rider_rc, 0);
+        int made = cases[i].http_status == 201;
+        assert_int_equal(atomic_load(&fixture->stats.prefill_tokens) - tokens, made ? 20 : 0);
+        if (made) {
+            char id[32];
+            assert_int_equal(reply_int(call, "committed_len"), 20);
+            reply_text(call, "session", id, sizeof id);
+            expect(fixture, 204, TV_CALL_DELETE, id, NULL);
+        }
+        call_free(call);
+        race_check(fixture, race);
+        for (int k = 0; k < ROUNDS; k++) {
+            expect(fixture, 204, TV_CALL_DELETE, race->clients[k].id, NULL);
+        }
+        expect(fixture, 204, TV_CALL_DELETE, race->first.id, NULL);
+    }
+    free(race);
+}
+
 /* With the lock: what is known of launches of `nodes` nodes; -1: nothing. */
 static int64_t known_us(struct fixture *fixture, int32_t nodes)
 {
@@ -452,6 +512,7 @@ int main(void)
                                         fixture_teardown),
         CASE(the_principal_with_less_goes_first),
         CASE(a_lost_device_ends_both),
+        CASE(what_is_refused_along_is_no_matter_of_the_rounds),
         CASE(a_launch_that_lacks_a_round_teaches_nothing),
         CASE(the_measured_cost_decides_how_many),
         CASE(the_measured_cost_decides_how_deep),
