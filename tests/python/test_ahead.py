@@ -6,6 +6,7 @@ import contextlib
 import random
 import unittest
 
+import httpx
 from harness import GREEDY, QUICK, SCALE, SEED, SEEDED, STORE, DaemonTest, FlakyProxy, prompts, url_of
 from delay_proxy import DelayProxy
 
@@ -269,6 +270,40 @@ class AsyncAheadTest(DaemonTest):
                     await session.decode(1)
                 self.assertEqual(session.new_tokens, plain[: len(session.new_tokens)])
                 self.assertEqual((await session.state(tail=4096))["tail"], session.tokens)
+                await session.close()
+
+        asyncio.run(play())
+
+    def test_cancelled_behind_an_answer(self):
+        """The round's answer is there, but the one behind it is waited for: the next call hands the tokens out."""
+        prompt = prompts(1)[0]
+        plain = self.plain(prompt, COUNT)
+
+        class Late(httpx.AsyncHTTPTransport):
+            async def handle_async_request(self, request):
+                if b'"if":' in request.content:
+                    await asyncio.Event().wait()
+                return await super().handle_async_request(request)
+
+        async def play():
+            async with tv.AsyncClient(url_of(self.daemon), timeout_s=120, transport=Late()) as client:
+                session = await client.session(prompt, sampling=GREEDY)
+                given = []
+
+                async def consume():
+                    async for round in session.generate(Knowing([*prompt, *plain], 1.0), COUNT, pipeline=True):
+                        given.extend(round.new_tokens)
+
+                task = asyncio.create_task(consume())
+                while session.committed_len == len(prompt):
+                    await asyncio.sleep(0.001)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                self.assertEqual(given, [])
+                round = await session.verify(tv.Tree.root(session.pending))
+                self.assertEqual(round.recovered, "resync")
+                self.assertEqual(round.new_tokens, plain[1:5])
+                self.assertEqual(session.new_tokens, plain[:5])
                 await session.close()
 
         asyncio.run(play())

@@ -401,12 +401,16 @@ async def generate_async(
         return
     core.busy = True
     driver = Tasks(client, core)
+    before = dict(vars(core))
     try:
         await drive_async(pipeline.start(max_tokens), driver.perform)
         while pipeline.first is not None:
+            before = {**vars(core), "tokens": list(core.tokens)}
             yield await drive_async(pipeline.step(), driver.perform)
     except asyncio.CancelledError:
-        pipeline.first = None  # the session's next call finds out what became of it
+        # a round may be in the session already that nobody is given now: the session's next call finds out
+        pipeline.first = None
+        vars(core).update(before)
         raise
     finally:
         try:
