@@ -78,6 +78,7 @@ class CallsTest(unittest.TestCase):
             (email.utils.formatdate(time.time() - 20, usegmt=True), 0.05, 0.05),
             ("soon", 0.05, 0.05),
             ("-3", 0.05, 0.05),
+            (f"Wed, 21 Oct {10**20} 07:28:00 GMT", 0.05, 0.05),
         ):
             reply = problem(429, "rate-limited", True, {"retry-after": text})
             _, _, pauses = play(call(self.context(), "GET", "/x"), [reply, GOOD])

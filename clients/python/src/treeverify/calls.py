@@ -159,7 +159,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         return float(text)
     try:
         when = email.utils.parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return None
     return max(0.0, when.timestamp() - time.time())
 
