@@ -3,6 +3,7 @@
 import itertools
 import math
 import unittest
+import warnings
 
 import numpy as np
 from harness import SEED
@@ -106,6 +107,12 @@ class BuilderTest(unittest.TestCase):
                 best_first(0, np.array(ids), np.array(logprobs), 4)
         tree = best_first(0, np.array([[4, -1], [5, 6]]), np.log([[0.5, 0.3], [0.9, 0.05]]), 9)
         self.assertEqual(len(tree), 4)
+
+    def test_rows_that_are_padded(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tree = best_first(0, np.array([[4, -1, -1]]), np.array([[-0.1, -np.inf, -np.inf]]), 9)
+        self.assertEqual(tree.tokens.tolist(), [0, 4])
 
     def test_best_first_causal_is_the_best(self):
         for seed, k, nodes in itertools.product(range(4), (1, 2, 3), (1, 3, 8)):

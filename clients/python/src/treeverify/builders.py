@@ -31,7 +31,7 @@ Step: TypeAlias = Callable[[list[list[int]]], tuple[Ids, LogProbs]]
 def _ranked(ids: Ids, logprobs: LogProbs) -> tuple[list[list[int]], list[list[float]]]:
     if ids.ndim != 2 or ids.shape != logprobs.shape:
         raise ValueError(f"ids {ids.shape} and logprobs {logprobs.shape}: one [m, k] each")
-    if np.isnan(logprobs).any() or (logprobs > 1e-6).any() or (np.diff(logprobs, axis=1) > 1e-6).any():
+    if np.isnan(logprobs).any() or (logprobs > 1e-6).any() or (logprobs[:, 1:] > logprobs[:, :-1] + 1e-6).any():
         raise ValueError("logprobs: at most 0, descending in each row")
     return ids.tolist(), np.minimum(logprobs, 0.0).tolist()
 
