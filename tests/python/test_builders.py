@@ -195,7 +195,7 @@ class BuilderTest(unittest.TestCase):
         # with ranks in descending order the best shape is the best-first tree of the ranks
         greedy = best_first(9, np.tile(np.arange(4), (127, 1)), np.tile(np.log(profile), (127, 1)), 127)
         self.assertAlmostEqual(expected, 1.0 + mass(greedy), places=9)
-        for bad in ([], [-0.1], [0.7, 0.5], [[0.5]]):
+        for bad in ([], [-0.1], [0.7, 0.5], [[0.5]], [0.5, math.nan]):
             with self.assertRaises(ValueError):
                 static_shape(bad, 4)
         with self.assertRaises(ValueError):

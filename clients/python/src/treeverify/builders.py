@@ -165,7 +165,7 @@ def static_shape(profile: Sequence[float], nodes: int, *, depth_max: int | None 
     Chen et al., "Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding", arXiv:2402.12374, section 3.1.
     """
     chances = np.asarray(profile, dtype=np.float64)
-    if chances.ndim != 1 or len(chances) == 0 or (chances < 0).any() or chances.sum() > 1 + 1e-9:
+    if chances.ndim != 1 or len(chances) == 0 or not (chances >= 0).all() or chances.sum() > 1 + 1e-9:
         raise ValueError("profile: chances of disjoint events, in order of rank")
     if nodes < 1 or (depth_max is not None and depth_max < 0):
         raise ValueError("nodes >= 1, depth_max >= 0")
