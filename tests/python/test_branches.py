@@ -280,6 +280,19 @@ class HeldTest(BranchTest):
             self.assert_in_step(session)
             session.close()
 
+    def test_a_held_batch_whose_answer_never_came(self):
+        prompt = prompts(1)[0]
+        plain = self.plain(prompt, 6)
+        client, broken = self.breaking("/v1/verify:batch")
+        session = client.session(prompt, sampling=GREEDY)
+        broken.append(True)
+        self.assertRaises(tv.TransportError, client.verify_batch, [(session, Tree.chain(plain[:3]))], rule="client")
+        broken.clear()
+        self.assertEqual(session.verify(Tree.chain(plain[:6])).recovered, "resync")
+        self.assertEqual(session.new_tokens[:6], plain)
+        self.assert_in_step(session)
+        session.close()
+
     def test_a_commit_whose_answer_never_came(self):
         prompt = prompts(1)[0]
         plain = self.plain(prompt, 8)

@@ -68,6 +68,8 @@ def batch(
     for core in cores:
         core.busy = True
     try:
+        for core, ask in zip(cores, asks):
+            core.unsure = core.next_seq if ask.holds else core.unsure
         items = [{"session": core.id, **core.round_body(ask)} for core, ask in zip(cores, asks)]
         answer = yield from call(context, "POST", "/v1/verify:batch", {"items": items})
         answers = answer.get("items")
