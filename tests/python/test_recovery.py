@@ -116,6 +116,18 @@ class RecoveryTest(DaemonTest):
         for name, value in changes.items():
             setattr(session._core, name, value)
 
+    def test_a_refused_delete_hides_no_exception(self):
+        def after(request, response):
+            return httpx.Response(503) if request.method == "DELETE" else response
+
+        with Client(url_of(self.daemon), transport=Hooked(after), retry=tv.Retry(attempts=1)) as client:
+            with self.assertRaises(KeyError):
+                with client.session([1, 2, 3]):
+                    raise KeyError
+            with self.assertRaises(tv.UnavailableError):
+                with client.session([1, 2, 3]):
+                    pass
+
     def test_views_that_differ(self):
         prompt = prompts(1)[0]
         plain = self.plain(prompt, 12)

@@ -16,7 +16,7 @@ from .asks import Settings, Tokens
 from .calls import Effect, Flow, Pause, Reply, Retry, Send, call, drive_async, send
 from .client import Http, SessionView
 from .drafters import Drafter
-from .errors import ProblemError, TransportError
+from .errors import Error, ProblemError, TransportError
 from .events import Event, Following
 from .loop import Nodes, budget_of, plan
 from .tree import Tree
@@ -205,7 +205,7 @@ class AsyncSession(SessionView):
     ) -> None:
         try:
             await self.close()
-        except TransportError:
+        except Error:
             if kind is None:
                 raise
 

@@ -16,7 +16,7 @@ from . import ahead, oneshot, session as flows
 from .asks import Settings, Tokens
 from .calls import Context, Effect, Flow, Pause, Reply, Retry, Send, call, drive, send
 from .drafters import Drafter
-from .errors import ProblemError, TransportError
+from .errors import Error, ProblemError, TransportError
 from .events import QUIET_S, Event, Following
 from .loop import Limits, Nodes, budget_of, plan
 from .tree import Tree
@@ -390,7 +390,7 @@ class Session(SessionView):
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self.close()
-        except TransportError:
+        except Error:
             if kind is None:
                 raise
 
