@@ -194,6 +194,17 @@ class GenerateTest(DaemonTest):
         self.assertEqual((process.returncode, error), (130, b""))
         self.assertEqual(self.client.sessions(), [])
 
+    def test_streams_that_are_closed_or_ascii(self):
+        words = f"{sys.executable} -m treeverify generate --max-tokens 4"
+        env = dict(PACKAGE_ENV, TREEVERIFY_URL=url_of(self.daemon), PYTHONIOENCODING="ascii")
+        for tail, code, out in (
+            ("x 2>&-", 0, b"\n4 new tokens"), ("x >&-", 74, b""), ("- <&-", 64, b""), ("\u00e9", 0, b"\\xe9["),
+        ):
+            got = subprocess.run(["sh", "-c", f"{words} {tail}"], capture_output=True, env=env, timeout=60)
+            self.assertEqual(got.returncode, code, got.stderr)
+            self.assertIn(out, got.stdout)
+            self.assertLessEqual(got.stderr.count(b"\n"), 1, got.stderr)
+
     def test_exit_codes(self):
         self.run_command(code=64)
         self.run_command("generate", code=64)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__, bench, generate
-from .command import USAGE
+from .command import USAGE, standard_streams
 
 _EXIT_CODES = (
     "Exit codes: 0, 64 usage, 66 no such file, 69 unreachable, 73 a report that cannot be written, 74 other output, "
@@ -25,6 +25,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    standard_streams()
     parser = _Parser(prog="python -m treeverify", description="Client of treeverifyd.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)

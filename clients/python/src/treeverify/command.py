@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import ssl
@@ -64,6 +65,16 @@ def reach(options: argparse.Namespace) -> dict[str, Any]:
             raise Failure(NO_INPUT, "no-input", f"{options.key_file}: its first line is no key")
         reached["headers"] = {"Authorization": f"Bearer {key}"}
     return reached
+
+
+def standard_streams() -> None:
+    """Closed ones become what reads nothing and, for stdout, takes nothing, so that no socket gets their numbers; a
+    character that the terminal's encoding does not have is spelled out, as control characters are."""
+    for name, mode, flags in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def guarded(body: Callable[[argparse.Namespace], int], options: Any) -> int:
