@@ -128,6 +128,26 @@ class RecoveryTest(DaemonTest):
                 with client.session([1, 2, 3]):
                     pass
 
+    def test_an_exception_does_not_wait_for_a_server_that_is_gone(self):
+        """One quick DELETE behind Ctrl-C; without an exception, all the retries."""
+        waits = []
+
+        def after(request, response):
+            if request.method == "DELETE":
+                waits.append(request.extensions["timeout"]["read"])
+                raise httpx.ReadTimeout("gone", request=request)
+            return response
+
+        with Client(url_of(self.daemon), transport=Hooked(after), retry=tv.Retry(attempts=3, base_s=0.0)) as client:
+            with self.assertRaises(KeyboardInterrupt):
+                with client.session([1, 2, 3]):
+                    raise KeyboardInterrupt
+            self.assertEqual(waits, [2.0])
+            with self.assertRaises(tv.TransportError):
+                with client.session([1, 2, 3]):
+                    pass
+            self.assertEqual(waits[1:], [30.0] * 3)
+
     def test_views_that_differ(self):
         prompt = prompts(1)[0]
         plain = self.plain(prompt, 12)

@@ -66,7 +66,7 @@ class AsyncClient:
                 sent.set()
 
         try:
-            timeout = self._settings.timeout(effect.wait_s)
+            timeout = self._settings.timeout(effect.wait_s, effect.limit_s)
             extensions = {} if sent is None else {"trace": written}
             request = self._http.request(**Http.request(effect), timeout=timeout, extensions=extensions)
             return Http.reply(await request)
@@ -203,11 +203,11 @@ class AsyncSession(SessionView):
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        if kind is None:
             await self.close()
-        except Error:
-            if kind is None:
-                raise
+            return
+        with contextlib.suppress(Error):
+            await self._client._run(self._core.close(leaving=True))
 
     async def verify(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
@@ -58,13 +59,14 @@ class Retry:
 @dataclass(frozen=True)
 class Send:
     """Do one HTTP exchange; content None means no body. wait_s is added to the driver's own timeout. key, when not
-    empty, is sent as Idempotency-Key, the same with every attempt."""
+    empty, is sent as Idempotency-Key, the same with every attempt. limit_s: at most the driver's timeout."""
 
     method: str
     path: str
     content: bytes | None = None
     wait_s: float = 0.0
     key: str = ""
+    limit_s: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import socket
 import ssl
 import threading
@@ -53,8 +55,8 @@ class Http:
         """Of a stream, between two words."""
         return httpx.Timeout(max(self.timeout_s, QUIET_S), connect=self.connect_s, pool=None)
 
-    def timeout(self, extra_s: float = 0.0) -> httpx.Timeout:
-        return httpx.Timeout(self.timeout_s + extra_s, connect=self.connect_s, pool=None)
+    def timeout(self, extra_s: float = 0.0, limit_s: float = math.inf) -> httpx.Timeout:
+        return httpx.Timeout(min(self.timeout_s + extra_s, limit_s), connect=min(self.connect_s, limit_s), pool=None)
 
     def options(self) -> dict[str, Any]:
         return {
@@ -230,7 +232,7 @@ class Client:
 
     def _do(self, effect: Send, sent: threading.Event | None = None) -> Reply:
         try:
-            timeout = self._settings.timeout(effect.wait_s)
+            timeout = self._settings.timeout(effect.wait_s, effect.limit_s)
             trace = _no_delay if sent is None else _Sent(sent)
             return Http.reply(self._http.request(**Http.request(effect), timeout=timeout, extensions={"trace": trace}))
         except httpx.RequestError as error:
@@ -388,11 +390,11 @@ class Session(SessionView):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        try:
+        if kind is None:
             self.close()
-        except Error:
-            if kind is None:
-                raise
+            return
+        with contextlib.suppress(Error):
+            self._client._run(self._core.close(leaving=True))
 
     def verify(
         self,

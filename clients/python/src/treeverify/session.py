@@ -53,6 +53,7 @@ T = TypeVar("T")
 
 RECOVERIES_MAX = 4  # of one call; each is a change of the server's state by somebody else
 TAIL_MAX = 4096
+LEAVING_S = 2.0
 _WAIT_MS = 10_000
 
 _ELSEWHERE = frozenset({"length-mismatch", "digest-mismatch", "pending-mismatch", "seq-gap"})
@@ -472,12 +473,16 @@ class SessionCore:
             raise ContractError(f"a tensor of shape {shape}, not a part of {hidden.shape} with {len(nodes)} rows")
         return Hidden(hidden.taps, nodes, shape, dtype_sent, values, hidden.projected)
 
-    def close(self) -> Flow[None]:
-        """DELETE; an unknown id is fine."""
+    def close(self, leaving: bool = False) -> Flow[None]:
+        """DELETE; an unknown id is fine. leaving: an exception is on its way and does not wait for a server that is slow
+        or gone; the lease ends what one attempt does not."""
         if not self.closed:
             self.closed = True
             with contextlib.suppress(NotFoundError):
-                yield from call(self.context, "DELETE", self.path)
+                if leaving:
+                    yield Send("DELETE", self.path, limit_s=LEAVING_S)
+                else:
+                    yield from call(self.context, "DELETE", self.path)
 
 
 def _part(round: Round, nodes: I32, rows: Rows | None, dtype: str | None) -> tuple[str, I32]:
