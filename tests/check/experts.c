@@ -215,8 +215,56 @@ static struct matrices make_matrices(struct check *c, int32_t experts, int64_t c
     return m;
 }
 
-/* `shape` has rows, hidden, inter, experts, top_k and the weights' dtype. */
-static void one_experts(struct check *c, const struct tv_experts *shape)
+/* Ids of distinct experts in each row: every expert with about as many rows as the others. */
+static void choose_evenly(const struct tv_experts *a, int32_t *ids)
+{
+    for (int64_t i = 0; i < (int64_t)a->rows * a->top_k; i++) {
+        ids[i] = (int32_t)((i / a->top_k * 7 + i % a->top_k) % a->experts);
+    }
+}
+
+/* Rows of experts / top_k experts that have 0, 1, 2, ... of them, one of each count. */
+static int32_t ramp_rows(int32_t experts)
+{
+    return experts * (experts - 1) / 2;
+}
+
+/* Choice j is one of the experts e with e % top_k == j, which have 0, 1, 2, ... rows, whichever:
+ * tiles that are full, that have a row, and all between. Rows: ramp_rows. */
+static void choose_ramp(struct check *c, const struct tv_experts *a, int32_t *ids)
+{
+    for (int32_t j = 0; j < a->top_k; j++) {
+        for (int32_t r = 0, e = 1; r < a->rows; r++) {
+            e += r == ramp_rows(e + 1);
+            int32_t other = check_range(c, 0, r); /* a place among those so far, at random */
+            ids[r * a->top_k + j] = ids[other * a->top_k + j];
+            ids[other * a->top_k + j] = e * a->top_k + j;
+        }
+    }
+}
+
+/* Some rows alone, the last one among them, have the bits they had among the others. */
+static void rows_alone(struct check *c, const struct tv_experts *all, const float *y,
+                       const float *before)
+{
+    int64_t step = (all->rows + 15) / 16;
+    size_t bytes = (size_t)all->hidden * sizeof(float);
+    struct tv_experts a = *all;
+    float *one = check_host(c, bytes);
+    a.rows = 1;
+    for (int64_t row = all->rows - 1; row >= 0; row -= step) {
+        (void)c->k->upload(c->k, a.y, before + row * a.hidden, bytes);
+        a.x = all->x + row * a.hidden;
+        a.ids = all->ids + row * a.top_k;
+        a.weights = all->weights + row * a.top_k;
+        (void)check_ok(c, c->k->experts(c->k, &a), "experts");
+        check_download(c, one, a.y, bytes);
+        check_same(c, one, y + row * a.hidden, bytes, "experts row among others");
+    }
+}
+
+/* `shape` has rows, hidden, inter, experts, top_k and the weights' dtype. ramp: choose_ramp. */
+static void one_experts(struct check *c, const struct tv_experts *shape, int ramp)
 {
     struct tv_experts a = *shape;
     enum tv_dtype dtype = a.w_dtype;
@@ -229,8 +277,10 @@ static void one_experts(struct check *c, const struct tv_experts *shape)
     float *expected = check_host(c, (size_t)size * sizeof(float));
     float *one = check_host(c, (size_t)size * sizeof(float));
     int32_t *ids = check_host(c, (size_t)slots * sizeof *ids);
-    for (int64_t i = 0; i < slots; i++) {
-        ids[i] = (int32_t)((i / a.top_k * 7 + i % a.top_k) % a.experts);
+    if (ramp) {
+        choose_ramp(c, &a, ids);
+    } else {
+        choose_evenly(&a, ids);
     }
     memcpy(expected, y, (size_t)size * sizeof(float));
     memcpy(one, y, (size_t)size * sizeof(float));
@@ -263,17 +313,7 @@ static void one_experts(struct check *c, const struct tv_experts *shape)
             check_same(c, again, y, (size_t)size * sizeof(float),
                        "experts with another thread count");
         }
-        /* The last row alone has the bits it had among the others. */
-        int64_t last = a.rows - 1;
-        (void)c->k->upload(c->k, d_y, one + last * a.hidden, (size_t)a.hidden * sizeof(float));
-        a.rows = 1;
-        a.x = d_x + last * a.hidden;
-        a.ids = d_ids + last * a.top_k;
-        a.weights = d_weights + last * a.top_k;
-        (void)check_ok(c, c->k->experts(c->k, &a), "experts");
-        check_download(c, one, d_y, (size_t)a.hidden * sizeof(float));
-        check_same(c, one, y + last * a.hidden, (size_t)a.hidden * sizeof(float),
-                   "experts row among others");
+        rows_alone(c, &a, y, one);
     }
     check_release(c);
 }
@@ -338,6 +378,28 @@ static void products_singly(struct check *c, int32_t rows)
     check_release(c);
 }
 
+/* Experts with every number of rows from none on, and in the mean what gives a device tiles of 16,
+ * of 32, and of more rows; and experts that all have all rows. */
+static void check_ramps(struct check *c, enum tv_products products)
+{
+    static const struct {
+        int32_t experts, top_k, hidden, inter;
+    } ramps[] = {{18, 4, 72, 136}, {34, 1, 136, 40}, {68, 1, 72, 136}};
+    struct tv_experts all = {.rows = 40, .hidden = 72, .inter = 136, .experts = 4, .top_k = 4};
+    for (size_t i = 0; i < sizeof ramps / sizeof ramps[0]; i++) {
+        struct tv_experts a = {.rows = ramp_rows(ramps[i].experts), .top_k = ramps[i].top_k};
+        a.experts = ramps[i].experts * a.top_k;
+        a.hidden = ramps[i].hidden;
+        a.inter = ramps[i].inter;
+        a.w_dtype = TV_BF16;
+        a.products = products;
+        one_experts(c, &a, 1);
+    }
+    all.w_dtype = TV_BF16;
+    all.products = products;
+    one_experts(c, &all, 0);
+}
+
 void check_experts(struct check *c)
 {
     static const int32_t counts[] = {1, 8, 16, 24, 160, 256, 384};
@@ -356,13 +418,14 @@ void check_experts(struct check *c)
         shape.experts = check_range(c, 1, 9);
         shape.top_k = check_range(c, 1, shape.experts < 4 ? shape.experts : 4);
         shape.w_dtype = (enum tv_dtype)(n % 3);
-        one_experts(c, &shape);
+        one_experts(c, &shape, 0);
     }
     /* many rows for each expert: other tiles on a device */
     struct tv_experts many = {.rows = 300, .hidden = 64, .inter = 384, .experts = 16, .top_k = 2};
     many.w_dtype = TV_BF16;
     if (c->k->experts) {
-        one_experts(c, &many);
+        one_experts(c, &many, 0);
+        check_ramps(c, TV_PRODUCTS_EXACT);
     }
     if (!c->k->experts || !c->k->linear || !check_has_products(c)) {
         return;
@@ -371,15 +434,16 @@ void check_experts(struct check *c)
         many.w_dtype = (enum tv_dtype)(n % 3);
         many.products = TV_PRODUCTS_BF16;
         many.rows = n == 1 ? 300 : check_range(c, 1, 40);
-        one_experts(c, &many);
+        one_experts(c, &many, 0);
     }
+    check_ramps(c, TV_PRODUCTS_BF16);
     /* many tiles of an expert */
     for (int32_t n = 0; n < 2 && !c->k->host_memory; n++) {
         struct tv_experts tiles = {.rows = 700, .hidden = 72, .inter = 392, .experts = 3};
         tiles.top_k = 2;
         tiles.w_dtype = TV_BF16;
         tiles.products = n == 0 ? TV_PRODUCTS_EXACT : TV_PRODUCTS_BF16;
-        one_experts(c, &tiles);
+        one_experts(c, &tiles, 0);
     }
     products_singly(c, 1);
     products_singly(c, 40);
