@@ -47,6 +47,7 @@ struct nvml {
 };
 
 struct readings {
+    int has_ecc[TV_GPU_ECC_KINDS], has_rows; /* the driver has said so once */
     unsigned long long ecc[TV_GPU_ECC_KINDS];
     unsigned int pending, failed;
 };
@@ -54,7 +55,8 @@ struct readings {
 struct tv_gpu_watch {
     struct nvml nvml;
     void *device, *events;
-    struct readings first, last;
+    unsigned long long ecc_first; /* uncorrected */
+    struct readings last;
     struct tv_sched_gpu said;
 };
 
@@ -139,19 +141,47 @@ static int readings_take(const struct tv_gpu_watch *watch, struct readings *read
         if (rc == NVML_LOST || rc == NVML_NEEDS_RESET) {
             return rc;
         }
-        readings->ecc[kind] = rc == 0 ? count : readings->ecc[kind];
+        if (rc == 0) {
+            readings->ecc[kind] = count;
+            readings->has_ecc[kind] = 1;
+        }
     }
     if (watch->nvml.rows != NULL &&
         watch->nvml.rows(watch->device, &corrected, &uncorrected, &pending, &failed) == 0) {
         readings->pending = pending;
         readings->failed = failed;
+        readings->has_rows = 1;
     }
     return 0;
+}
+
+/* What comes for the first time was there before: it is reported, and later ones are beside it. */
+static void first_take(struct tv_gpu_watch *watch, const struct readings *now)
+{
+    const int kind = TV_GPU_ECC_UNCORRECTED;
+    unsigned long long errors = 0;
+    int pending = 0, failed = 0;
+    if (now->has_ecc[kind] && !watch->last.has_ecc[kind]) {
+        watch->ecc_first = watch->last.ecc[kind] = errors = now->ecc[kind];
+    }
+    if (now->has_rows && !watch->last.has_rows) {
+        watch->last.pending = now->pending;
+        watch->last.failed = now->failed;
+        pending = now->pending != 0;
+        failed = now->failed != 0;
+    }
+    if (errors > 0 || pending || failed) {
+        tv_log(TV_LOG_WARNING,
+               "gpu: it comes with %llu uncorrected memory errors%s%s; the self-test passed",
+               errors, pending ? ", rows to be remapped at its next reset" : "",
+               failed ? ", a row that could not be remapped" : "");
+    }
 }
 
 int tv_gpu_watch_open(struct tv_gpu_watch **ret_watch, char *reason, size_t bytes)
 {
     struct tv_gpu_watch *watch = calloc(1, sizeof *watch);
+    struct readings now = {0};
     int rc = watch == NULL ? -ENOMEM : library_open(&watch->nvml);
     if (rc != 0) {
         (void)snprintf(reason, bytes, "no NVML: %s", strerror(-rc));
@@ -171,17 +201,10 @@ int tv_gpu_watch_open(struct tv_gpu_watch **ret_watch, char *reason, size_t byte
         return rc;
     }
     events_open(watch);
-    (void)readings_take(watch, &watch->first); /* a lost one is seen by the first look */
-    watch->last = watch->first;
+    (void)readings_take(watch, &now); /* a lost one is seen by the first look */
+    first_take(watch, &now);
+    watch->last = now;
     watch->said.watched = 1;
-    if (watch->first.ecc[TV_GPU_ECC_UNCORRECTED] > 0 || watch->first.pending ||
-        watch->first.failed) {
-        tv_log(TV_LOG_WARNING,
-               "gpu: it comes with %llu uncorrected memory errors%s%s; the self-test passed",
-               watch->first.ecc[TV_GPU_ECC_UNCORRECTED],
-               watch->first.pending ? ", rows to be remapped at its next reset" : "",
-               watch->first.failed ? ", a row that could not be remapped" : "");
-    }
     *ret_watch = watch;
     return 0;
 }
@@ -243,12 +266,13 @@ void tv_gpu_watch_look(struct tv_gpu_watch *watch, struct tv_sched_gpu *ret_gpu)
     struct readings now = watch->last;
     events_take(watch);
     int gone = readings_take(watch, &now);
+    first_take(watch, &now);
     if (gone != 0 && !watch->said.broken) {
         complain(watch, gone == NVML_LOST ? "the GPU is lost" : "the GPU needs a reset");
     }
     if (now.ecc[TV_GPU_ECC_UNCORRECTED] > watch->last.ecc[TV_GPU_ECC_UNCORRECTED]) {
         complain(watch, "%llu uncorrected memory errors",
-                 now.ecc[TV_GPU_ECC_UNCORRECTED] - watch->first.ecc[TV_GPU_ECC_UNCORRECTED]);
+                 now.ecc[TV_GPU_ECC_UNCORRECTED] - watch->ecc_first);
     }
     if (now.failed && !watch->last.failed) {
         complain(watch, "a row of its memory could not be remapped");

@@ -143,6 +143,15 @@ class DeviceTest(unittest.TestCase):
         for line in ('ecc_total{kind="corrected"} 9', 'ecc_total{kind="uncorrected"} 3', "xids_total 2", "last_xid 48"):
             self.assertIn(f"\ntreeverify_gpu_{line}\n", metrics)
 
+    def test_f31_b57_counters_that_come_late(self):
+        """A driver that could not say at the start what it had counted by then is not held against the GPU either."""
+        device, _ = self.watched([
+            ("9 2 1 1 999 13", "gpu: Xid 13", 200),
+            ("9 2 1 1 0 13", "it comes with 2 uncorrected memory errors, rows to be remapped", 200),
+            ("9 3 1 1 0 13", "hardware: 1 uncorrected memory errors", 503),
+        ])  # fmt: skip
+        self.assertEqual((device["ok"], device["detail"]), (False, "hardware: 1 uncorrected memory errors"))
+
     def test_f31_b57_a_lost_gpu(self):
         """The first word stays: what follows from a lost GPU says less."""
         says = "hardware: the GPU is lost"
