@@ -74,7 +74,7 @@ static void on_stop(int signal_number)
 {
     (void)signal_number; /* SIGTERM and SIGINT mean the same */
     if (atomic_load_explicit(&loading, memory_order_relaxed)) {
-        _exit(TV_EXIT_DRAINED); /* nothing is served yet, so nothing can be lost */
+        _exit(TV_EXIT_DRAINED); /* there are no sessions yet, so nothing can be lost */
     }
     const uint64_t one = 1;
     int saved = errno;
@@ -216,8 +216,8 @@ static int engine_open(struct service *service, char *error, size_t error_bytes)
     return code;
 }
 
-/* A restore goes on: the manager gives it more time. */
-static void on_restore(void *context)
+/* A restore goes on: the manager gives it more time. 1: the process is to end. */
+static int on_restore(void *context)
 {
     struct service *service = context;
     int64_t now_us = tv_clock_us();
@@ -226,9 +226,10 @@ static void on_restore(void *context)
                        (long long)RESTORE_EXTEND_US);
         service->restore_told_us = now_us;
     }
+    return atomic_load_explicit(&stop_signals, memory_order_relaxed) > 0;
 }
 
-/* 0, or the exit code; what was opened is in *service either way. */
+/* 0, or the exit code; what was opened is in *service either way. No http: it was told to end. */
 static int service_start(struct service *service)
 {
     char error[600] = "";
@@ -274,8 +275,12 @@ static int service_start(struct service *service)
         return exit_code_of(rc);
     }
     tv_sched_lost_watch(service->sched, on_lost, NULL);
-    tv_sched_restore(service->sched, config->state_dir, service->started_unix_ms, on_restore,
-                     service);
+    atomic_store_explicit(&loading, 0, memory_order_relaxed);
+    rc = tv_sched_restore(service->sched, config->state_dir, service->started_unix_ms, on_restore,
+                          service);
+    if (rc != 0) {
+        return TV_EXIT_DRAINED;
+    }
     rc = tv_http_create(config, &service->sockets, service->sched, &service->stats, &service->http,
                         error, sizeof error);
     if (rc != 0) {
@@ -556,8 +561,7 @@ int main(int argc, char **argv)
         return TV_EXIT_CONFIG;
     }
     code = service_start(&service);
-    if (code == TV_EXIT_DRAINED) {
-        atomic_store_explicit(&loading, 0, memory_order_relaxed);
+    if (code == TV_EXIT_DRAINED && service.http != NULL) {
         announce(&service);
         serve(&service);
         if (tv_sched_is_lost(service.sched)) {

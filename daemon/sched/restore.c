@@ -2,7 +2,8 @@
  * restore.c - sessions that the last process left come back before the first call, and their
  * clients are told where they are.
  *
- * Refuses a session alone, and names it: one that is damaged, late, or has no room here.
+ * Refuses a session alone, and names it: one that is damaged, late, or has no room here. Refuses to
+ * lose any to a start that is told to end.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -21,14 +22,21 @@ struct restoring {
     int64_t started_unix_ms;
     int32_t *places; /* [reader.page_count]: pages of the pool; -1: not there; owned */
     void *page;      /* [page_bytes], owned */
-    void (*moved)(void *context);
+    int (*moved)(void *context);
     void *moved_context;
+    int given_up; /* the start is to end */
     int32_t restored, damaged;
     struct tv_sched_naming naming;
 };
 
+static int give_up(struct restoring *restoring)
+{
+    restoring->given_up = restoring->given_up || restoring->moved(restoring->moved_context);
+    return restoring->given_up;
+}
+
 /* The pages of a new context that are not in the pool yet. 0 or what failed. */
-static int pages_fill(const struct restoring *restoring, const struct tv_cache_seq *seq,
+static int pages_fill(struct restoring *restoring, const struct tv_cache_seq *seq,
                       const struct tv_snapshot_pages *pages, const int32_t *places)
 {
     struct tv_engine *engine = restoring->sched->engine;
@@ -41,7 +49,9 @@ static int pages_fill(const struct restoring *restoring, const struct tv_cache_s
         if (rc == 0) {
             rc = engine->ops->page_write(engine, seq->pages[i], restoring->page);
         }
-        restoring->moved(restoring->moved_context);
+        if (give_up(restoring)) {
+            return -ECANCELED;
+        }
     }
     return rc;
 }
@@ -151,7 +161,8 @@ static void sessions_read(struct restoring *restoring)
     char why[120];
     int32_t seen = 0;
     int rc;
-    while ((rc = tv_snapshot_next(&restoring->reader, &sched->table, sched->engine->vocab, &item,
+    while (!give_up(restoring) &&
+           (rc = tv_snapshot_next(&restoring->reader, &sched->table, sched->engine->vocab, &item,
                                   why, sizeof why)) != 0) {
         seen++;
         const char *wrong = why;
@@ -164,14 +175,14 @@ static void sessions_read(struct restoring *restoring)
         }
         if (wrong == NULL) {
             restoring->restored++;
-        } else {
+        } else if (!restoring->given_up) {
             tv_sched_name_lost(&restoring->naming, item.id, len, wrong);
         }
         tv_snapshot_item_finish(&item);
     }
     tv_sched_name_end(&restoring->naming);
     int32_t left = (int32_t)restoring->reader.session_count - seen;
-    if (left > 0) { /* a head that could be read at first cannot any more */
+    if (left > 0 && !restoring->given_up) { /* a head that could be read at first cannot any more */
         tv_log(TV_LOG_WARNING, "%d sessions are not restored: the rest of the file cannot be read",
                left);
         restoring->naming.count += left;
@@ -200,6 +211,9 @@ static int file_read(struct restoring *restoring, const struct tv_snapshot_sourc
     }
     if (rc == 0) {
         sessions_read(restoring);
+        rc = restoring->given_up ? -ECANCELED : 0;
+    }
+    if (rc == 0) {
         pages_publish(restoring->sched);
     }
     tv_snapshot_close(&restoring->reader);
@@ -208,9 +222,10 @@ static int file_read(struct restoring *restoring, const struct tv_snapshot_sourc
     return rc;
 }
 
-static void not_at_all(void *context)
+static int not_at_all(void *context)
 {
     (void)context; /* nobody waits for it */
+    return 0;
 }
 
 /* The folder, when snapshots can be had here. */
@@ -229,8 +244,8 @@ static int dir_take(struct tv_sched *sched, const char *dir)
     return rc;
 }
 
-void tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_unix_ms,
-                      void (*moved)(void *context), void *moved_context)
+int tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_unix_ms,
+                     int (*moved)(void *context), void *moved_context)
 {
     struct restoring restoring = {.sched = sched,
                                   .started_unix_ms = started_unix_ms,
@@ -243,7 +258,7 @@ void tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_u
     int64_t start_us = tv_clock_us();
     int aside = 0;
     if (dir_take(sched, dir) != 0) {
-        return;
+        return 0;
     }
     int rc = tv_snapshot_file_open(sched->snapshot_dir, &file, &source, error, sizeof error);
     if (rc == 0) {
@@ -251,6 +266,12 @@ void tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_u
         rc = file_read(&restoring, &source, error, sizeof error);
         sched->restore_lost = restoring.naming.count;
         tv_sched_unlock(sched);
+        if (rc == -ECANCELED) {
+            tv_snapshot_file_put_back(&file, source.is_cut);
+            tv_log(TV_LOG_INFO, "the start is to end: the sessions of the last process stay where "
+                                "they are");
+            return rc;
+        }
         tv_snapshot_file_close(&file, rc != 0 || restoring.damaged > 0);
         aside = 1;
     } else {
@@ -268,6 +289,7 @@ void tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_u
         tv_log(TV_LOG_ERROR, "the sessions of the last process are lost: %s%s", error,
                aside ? "; their file is kept as sessions.snapshot.refused" : "");
     }
+    return 0;
 }
 
 /* The client's own session was restored under this epoch: tell it where that is. */

@@ -129,9 +129,10 @@ void tv_sched_routes_set(struct tv_sched *sched, const char *const *names, size_
 /* restore.c. Before any call: keep sessions in this folder from now on (NULL or "": nowhere), and
  * restore those that the last process left there, whose leases were not over at started_unix_ms.
  * `moved` is called now and then while that lasts; NULL: nobody is told. What cannot be is logged.
- */
-void tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_unix_ms,
-                      void (*moved)(void *context), void *moved_context);
+ * 0; -ECANCELED: `moved` said (1) that the start is to end. The file is where it was then, and
+ * nothing may be called any more but destroy. */
+int tv_sched_restore(struct tv_sched *sched, const char *dir, int64_t started_unix_ms,
+                     int (*moved)(void *context), void *moved_context);
 /* snapshot.c. After tv_sched_end: write the sessions there, until deadline_us (of tv_clock_us). */
 void tv_sched_save(struct tv_sched *sched, int64_t deadline_us);
 /* Refuse what is queued, and end the threads. All calls are complete on return. */

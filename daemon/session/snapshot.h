@@ -184,5 +184,7 @@ int tv_snapshot_file_open(int dir, struct tv_snapshot_file *ret_file,
                           struct tv_snapshot_source *ret_source, char *error, size_t error_bytes);
 /* It has been read: it goes, or (keep) is set aside. */
 void tv_snapshot_file_close(struct tv_snapshot_file *file, int keep);
+/* It was not read to its end, and nothing came of it: it is where it was. */
+void tv_snapshot_file_put_back(struct tv_snapshot_file *file, int is_cut);
 
 #endif

@@ -250,3 +250,12 @@ void tv_snapshot_file_close(struct tv_snapshot_file *file, int keep)
     }
     (void)fsync(file->dir); /* a crash may bring it back; then it is refused as read before */
 }
+
+void tv_snapshot_file_put_back(struct tv_snapshot_file *file, int is_cut)
+{
+    (void)close(file->fd); /* was only read */
+    file->fd = -1;
+    (void)renameat(file->dir, NAME_READING, file->dir,
+                   is_cut ? NAME_NEW : NAME); /* else the next start sets it aside */
+    (void)fsync(file->dir);                   /* the same */
+}

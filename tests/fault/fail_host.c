@@ -1,11 +1,11 @@
 /*
  * fail_host.c - preloaded into a whole daemon: a wall clock that jumps, threads that are not made,
- * and a disk that hangs.
+ * and a disk that hangs or is slow.
  *
- * The file TV_FAIL_HOST is three int64: the seconds that are added to the wall clock, how many more
- * threads are made before none is, and how many more writes into files come to an end (below 0: all
- * do). Whoever has the file mapped changes them while the daemon runs. The clock that only goes
- * forward is as it is.
+ * The file TV_FAIL_HOST is four int64: the seconds that are added to the wall clock, how many more
+ * threads are made before none is, how many more writes into files come to an end (below 0: all
+ * do), and the milliseconds that each read of a snapshot takes. Whoever has the file mapped changes
+ * them while the daemon runs. The clock that only goes forward is as it is.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -25,7 +26,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 struct control {
-    _Atomic int64_t shift_s, threads, writes;
+    _Atomic int64_t shift_s, threads, writes, read_ms;
 };
 static struct control *control;
 
@@ -99,4 +100,17 @@ EXPORT ssize_t write(int fd, const void *data, size_t bytes)
         }
     }
     return syscall(SYS_write, fd, data, bytes);
+}
+
+EXPORT ssize_t pread(int fd, void *buffer, size_t bytes, off_t offset)
+{
+    char name[32], path[256] = "";
+    int64_t ms = control != NULL ? atomic_load(&control->read_ms) : 0;
+    (void)snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    if (ms > 0 && readlink(name, path, sizeof path - 1) > 0 &&
+        strstr(path, "sessions.snapshot") != NULL) {
+        struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+        (void)nanosleep(&left, NULL); /* a signal makes it shorter */
+    }
+    return syscall(SYS_pread64, fd, buffer, bytes, offset);
 }

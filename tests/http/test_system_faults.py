@@ -16,7 +16,7 @@ import unittest
 
 import harness
 from harness import Caller, FixedDaemon, round_body, verify_path, wait_until
-from real import RealDaemon
+from real import MODEL, RealDaemon
 
 LIBRARY = os.environ["TV_FAIL_HOST_LIBRARY"]
 DESCRIPTORS, WATCH_S, HOUR_S, LEASE_S = 64, 1, 3600, 1
@@ -32,13 +32,13 @@ class Host:
     def __init__(self, folder):
         self.path = os.path.join(folder, "host")
         with open(self.path, "wb") as file:
-            file.write(struct.pack("<qqq", 0, -1, -1))
+            file.write(struct.pack("<qqqq", 0, -1, -1, 0))
         self.file = open(self.path, "r+b")
-        self.map = mmap.mmap(self.file.fileno(), 24)
+        self.map = mmap.mmap(self.file.fileno(), 32)
         self.env = {"LD_PRELOAD": LIBRARY, "TV_FAIL_HOST": self.path}
 
-    def set(self, shift_s=0, threads=-1, writes=-1):
-        self.map[:24] = struct.pack("<qqq", shift_s, threads, writes)
+    def set(self, shift_s=0, threads=-1, writes=-1, read_ms=0):
+        self.map[:32] = struct.pack("<qqqq", shift_s, threads, writes, read_ms)
 
     def close(self):
         self.map.close()
@@ -159,6 +159,52 @@ class SystemFaultsTest(unittest.TestCase):
                 self.assertGreaterEqual(time.monotonic() - start, LEASE_S)
                 state = self.moved(caller, state)
             self.assertEqual(daemon.stop(), 0)
+
+    def kept(self, folder, count):
+        """Options of a daemon whose stop has kept so many sessions in the folder, and these."""
+        options = ("--state-dir", folder, "--page-size", "16", "--pages", "60", "--snapshot-bytes", str(1 << 30))
+        options += ("--drain-grace-s", "0")
+        with RealDaemon(*options) as daemon:
+            caller = Caller(daemon)
+            states = [caller.session(tokens=[i, *range(70)], lease_s=600) for i in range(count)]
+            caller.close()
+        self.assertEqual(os.listdir(folder), ["sessions.snapshot"])
+        return options, states
+
+    def come_back(self, options, states):
+        with RealDaemon(*options) as daemon:
+            self.assertIn(f"{len(states)} sessions of the last process are restored, 0 are not", daemon.text())
+            caller = self.caller(daemon)
+            for state in states:
+                epoch = caller.call("GET", f"/v1/sessions/{state['session']}").json["epoch"]
+                self.moved(caller, dict(state, epoch=epoch))
+
+    def begun(self, options):
+        """A start under the host's faults, which may not come to its end."""
+        command = [os.environ["TREEVERIFYD"], "--model", MODEL, "--threads", "1", "--listen", "127.0.0.1:0", *options]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=dict(os.environ, **self.host.env)
+        )
+        self.addCleanup(process.kill)
+        return process
+
+    def test_a_stop_in_the_middle_of_a_restore(self):
+        """What was kept is there for the next start, whatever of it was read."""
+        with tempfile.TemporaryDirectory() as folder:
+            options, states = self.kept(folder, 3)
+            self.host.set(read_ms=300)  # of some 40 reads
+            process = self.begun(options)
+            wait_until(lambda: os.listdir(folder) == ["sessions.snapshot.reading"], 60, "the restore begins")
+            time.sleep(1)
+            start = time.monotonic()
+            process.terminate()
+            _, log = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 0, log)
+            self.assertLess(time.monotonic() - start, 5)
+            self.assertEqual(os.listdir(folder), ["sessions.snapshot"], log)
+            self.host.set()
+            self.come_back(options, states)
 
     def test_a_disk_that_hangs_keeps_what_was_written(self):
         """In the middle of the second session of a stop: its limit ends the process, and the first session comes back."""

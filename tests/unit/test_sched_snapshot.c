@@ -2,6 +2,7 @@
  * test_sched_snapshot.c - sessions from one scheduler to the next: rows, shares of pages, and what
  * becomes of those that do not fit, are damaged, or are late.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -200,6 +201,51 @@ static void a_short_stop_keeps_what_fits(void **state)
     small_one_is_kept(world, &large, &small);
 }
 
+static int steps_left; /* of a restore, until its start is told to end */
+
+static int told_to_end(void *context)
+{
+    (void)context;
+    return steps_left-- <= 0;
+}
+
+/* A start that is told to end while it reads them, at whatever step, has taken none away: of a
+ * whole file, and of one whose end was never written. */
+static void a_start_that_ends_early_loses_none(void **state)
+{
+    static const char *const suffixes[] = {"", ".new"};
+    struct world *world = *state;
+    struct client clients[2];
+    char path[300];
+    world_begin(world, 64);
+    client_open(&world->fixture, &clients[0], 40, "");
+    client_open(&world->fixture, &clients[1], 20, "");
+    world_end(world, 10);
+    for (int cut = 0; cut < 2; cut++) {
+        (void)snprintf(path, sizeof path, "%s%s", world->path, suffixes[cut]);
+        assert_int_equal(rename(world->path, path), 0);
+        int rc = -ECANCELED;
+        for (int n = 0; rc != 0; n++) {
+            fixture_start_pages(&world->fixture, 64);
+            world->fixture.config.snapshot_bytes = 1 << 20;
+            steps_left = n;
+            rc = tv_sched_restore(world->fixture.sched, world->dir, tv_clock_unix_ms(), told_to_end,
+                                  NULL);
+            assert_true(rc == -ECANCELED || (rc == 0 && n > 5));
+            assert_int_equal(world_is_there(world, suffixes[cut]), rc != 0);
+            assert_false(world_is_there(world, ".reading"));
+            if (rc != 0) {
+                fixture_stop(&world->fixture);
+            }
+        }
+        for (int i = 0; i < 2; i++) {
+            assert_true(world_move(world, &clients[i]));
+            world_rows_check(world, &clients[i]);
+        }
+        world_end(world, 10);
+    }
+}
+
 static void byte_flip(const struct world *world, off_t at, int whence)
 {
     uint8_t byte;
@@ -305,6 +351,8 @@ int main(void)
                                         world_teardown),
         cmocka_unit_test_setup_teardown(a_full_disk_keeps_what_fits, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(a_short_stop_keeps_what_fits, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(a_start_that_ends_early_loses_none, world_setup,
+                                        world_teardown),
         cmocka_unit_test_setup_teardown(damage_costs_one_session, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(a_file_that_others_may_write_is_refused, world_setup,
                                         world_teardown),
