@@ -67,7 +67,7 @@ struct service {
     int moving;                     /* what it was told */
     int64_t started_unix_ms; /* leases count until then, and again from the end of the start */
     int64_t restore_told_us; /* when the manager last heard that a restore goes on */
-    int64_t end_us;          /* when the alarm ends a stop; 0: it has not begun */
+    int64_t end_us;          /* when a stop is to be over; 0: it has not begun */
 };
 
 static void on_stop(int signal_number)
@@ -283,8 +283,9 @@ static int service_start(struct service *service)
     }
     rc = tv_http_create(config, &service->sockets, service->sched, &service->stats, &service->http,
                         error, sizeof error);
-    if (rc != 0) {
+    if (rc != 0) { /* what was restored waits for another start */
         tv_log(TV_LOG_ERROR, "%s", error);
+        service->end_us = tv_clock_us() + config->drain_max_s * 1000000LL;
     }
     return exit_code_of(rc);
 }
@@ -327,7 +328,7 @@ static void service_stop(struct service *service)
     if (service->http != NULL) {
         tv_http_close(service->http);
     }
-    if (service->end_us > 0) { /* it has served, and stops in order */
+    if (service->end_us > 0) { /* it stops in order */
         sessions_save(service);
     }
     tv_sched_destroy(service->sched);

@@ -206,6 +206,25 @@ class SystemFaultsTest(unittest.TestCase):
             self.host.set()
             self.come_back(options, states)
 
+    def test_a_start_that_fails_behind_its_restore(self):
+        """Each thread of a start in turn is not made: what was kept is there as long as nobody has served it."""
+        with tempfile.TemporaryDirectory() as folder:
+            options, states = self.kept(folder, 2)
+            for count in range(100):
+                self.host.set(threads=count)
+                process = self.begun(options)
+                serves = process.stdout.readline().startswith("listening ")
+                if serves:
+                    process.terminate()
+                _, log = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 0 if serves else 71, (count, log))
+                self.assertEqual(os.listdir(folder), ["sessions.snapshot"], (count, log))
+                if serves:
+                    break
+            self.assertGreater(count, 2)
+            self.host.set()
+            self.come_back(options, states)
+
     def test_a_disk_that_hangs_keeps_what_was_written(self):
         """In the middle of the second session of a stop: its limit ends the process, and the first session comes back."""
         with tempfile.TemporaryDirectory() as folder:
