@@ -308,6 +308,24 @@ class AsyncAheadTest(DaemonTest):
 
         asyncio.run(play())
 
+    def test_interrupted_behind_an_answer(self):
+        """The same of the blocking client and Ctrl-C."""
+        prompt = prompts(1)[0]
+        plain = self.plain(prompt, COUNT)
+
+        class Interrupted(httpx.HTTPTransport):
+            def handle_request(self, request):
+                if b'"if":' in request.content:
+                    raise KeyboardInterrupt
+                return super().handle_request(request)
+
+        with tv.Client(url_of(self.daemon), timeout_s=120, transport=Interrupted()) as client:
+            with client.session(prompt, sampling=GREEDY) as session:
+                with self.assertRaises(KeyboardInterrupt):
+                    next(session.generate(Knowing([*prompt, *plain], 1.0), COUNT, pipeline=True))
+                round = session.verify(tv.Tree.root(session.pending))
+                self.assertEqual((round.recovered, round.new_tokens), ("resync", plain[1:5]))
+
 
 class GuessTest(unittest.TestCase):
     def test_likely_ends(self):

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import zlib
 
-from harness import MODEL, PACKAGE_ENV, QUICK, SCALE, STORE, DaemonTest, FlakyProxy, prompts, readme_code, url_of
+from daemon import Daemon
+from harness import MODEL, PACKAGE_ENV, QUICK, SCALE, SERVER, STORE, DaemonTest, FlakyProxy, prompts, readme_code, url_of
 
 import treeverify as tv
 from treeverify.generate import Tally
@@ -193,6 +194,22 @@ class GenerateTest(DaemonTest):
         _, error = process.communicate(timeout=60)
         self.assertEqual((process.returncode, error), (130, b""))
         self.assertEqual(self.client.sessions(), [])
+
+    def test_interrupt_while_the_server_is_silent(self):
+        for options in ((), ("--ahead",)):
+            with Daemon(SERVER, MODEL) as daemon:
+                command = [sys.executable, "-m", "treeverify", "generate", "--max-tokens", "2000", *options, "x"]
+                env = dict(PACKAGE_ENV, TREEVERIFY_URL=url_of(daemon))
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+                process.stdout.read(20)
+                daemon.process.send_signal(signal.SIGSTOP)
+                process.send_signal(signal.SIGINT)
+                try:
+                    _, error = process.communicate(timeout=25)  # one attempt of a call takes 30 s
+                finally:
+                    process.kill()
+                    daemon.process.send_signal(signal.SIGCONT)
+                self.assertEqual((process.returncode, error), (130, b""))
 
     def test_streams_that_are_closed_or_ascii(self):
         words = f"{sys.executable} -m treeverify generate --max-tokens 4"

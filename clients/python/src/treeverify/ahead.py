@@ -15,7 +15,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -301,20 +301,28 @@ def _begin(
 
 
 class Threads:
-    """Performs the pipeline's effects, each flight on a thread of its own."""
+    """Performs the pipeline's effects, each flight on a thread of its own, which the program's end does not wait for."""
 
     def __init__(self, client: Client, core: SessionCore) -> None:
         self.client, self.core = client, core
-        self.pool = ThreadPoolExecutor(2, thread_name_prefix="treeverify-ahead")
+        self.under_way: set[Future[tuple[dict[str, Any], float]]] = set()
+        self.given_up = False
 
-    def _post(self, flight: Flight) -> tuple[dict[str, Any], float]:
+    def _send(self, effect: Any, flight: Flight) -> Any:
+        if self.given_up:
+            raise Error("given up")
+        return self.client._perform(effect, flight.sent)
+
+    def _post(self, flight: Flight) -> None:
         try:
-            return drive(flight.post(self.core), lambda effect: self.client._perform(effect, flight.sent))
-        except BaseException:
+            result = drive(flight.post(self.core), lambda effect: self._send(effect, flight))
+        except BaseException as error:
             flight.failed = True
-            raise
-        finally:
             flight.sent.set()  # who waits for it is not kept by a request that failed
+            flight.handle.set_exception(error)
+        else:
+            flight.sent.set()
+            flight.handle.set_result(result)
 
     def perform(self, effect: Any) -> Any:
         if isinstance(effect, Start):
@@ -322,12 +330,20 @@ class Threads:
             flight.sent = threading.Event()
             if flight.before is not None:
                 flight.before.sent.wait(self.client._settings.timeout_s)  # on another connection: it might arrive first
-            flight.handle = self.pool.submit(self._post, flight)
+            flight.handle = Future()
+            self.under_way.add(flight.handle)
+            flight.handle.add_done_callback(self.under_way.discard)
+            threading.Thread(target=self._post, args=(flight,), name="treeverify-ahead", daemon=True).start()
             return None
         if isinstance(effect, Answer):
             future: Future[tuple[dict[str, Any], float]] = effect.flight.handle
             return future.result()
         return self.client._perform(effect)
+
+    def end(self) -> None:
+        """Wait for what is under way, unless it was given up."""
+        if not self.given_up:
+            wait(list(self.under_way))
 
 
 def generate(
@@ -338,15 +354,23 @@ def generate(
         return
     core.busy = True
     driver = Threads(client, core)
+    before = dict(vars(core))
     try:
         drive(pipeline.start(max_tokens), driver.perform)
         while pipeline.first is not None:
+            before = {**vars(core), "tokens": list(core.tokens)}
             yield drive(pipeline.step(), driver.perform)
+    except KeyboardInterrupt:
+        # not kept by a server that may be gone; the session's next call finds out what nobody is given now
+        driver.given_up = True
+        pipeline.first = None
+        vars(core).update(before)
+        raise
     finally:
         try:
             drive(pipeline.close(), driver.perform)
         finally:
-            driver.pool.shutdown()
+            driver.end()
             core.busy = False
 
 

@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -458,7 +458,7 @@ class Session(SessionView):
         depth: int = 16,
         pipeline: bool = False,
         guesses: int = 1,
-    ) -> Iterator[Round]:
+    ) -> Generator[Round, None, None]:
         """Rounds until max_tokens new tokens (this call's) are there or the session is finished. nodes: drafts of a
         tree, node 0 not counted, or "auto": as many as pay, by the server's costs, the link and how often the drafter is
         right (budget.py); depth: of a tree. drafter None: the server decodes alone, 16 tokens a round.

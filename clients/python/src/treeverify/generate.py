@@ -170,10 +170,14 @@ def _rounds(session: Session, drafter: Drafter | None, options: argparse.Namespa
     show(tally.take([(session.pending, True)]), None)  # the prompt's pass gave the first token
     left = options.max_tokens - 1
     if left > 0:
-        for round in session.generate(
+        rounds = session.generate(
             drafter, left, nodes=options.nodes, depth=options.depth, pipeline=options.ahead, guesses=options.guesses
-        ):
-            show(tally.add(round), tally)
+        )
+        try:
+            for round in rounds:
+                show(tally.add(round), tally)
+        except KeyboardInterrupt as error:
+            rounds.throw(error)  # closed without a word, it would wait for what is under way
 
 
 def _generate(options: argparse.Namespace) -> int:
