@@ -341,7 +341,7 @@ static int refusal(struct tv_client *client, const struct tv_json *doc, int32_t 
             status == 408 || status == 429 || status == 502 || status == 503 || status == 504;
     }
     curl_easy_getinfo(client->curl, CURLINFO_RETRY_AFTER, &wait_s);
-    ret_problem->retry_after_s = wait_s > 0 && wait_s < 86400 ? (int32_t)wait_s : 0;
+    ret_problem->retry_after_s = wait_s < 0 ? 0 : wait_s < INT32_MAX ? (int32_t)wait_s : INT32_MAX;
     return -EPROTO;
 }
 

@@ -185,12 +185,35 @@ static void success_has_no_problem(void **state)
     tv_client_destroy(client);
 }
 
+/* A server that wants to be left alone for days is not asked again within the call. */
+static void retry_after_of_days(void **state)
+{
+    (void)state;
+    static const struct step steps[] = {
+        {.status = "429 Too Many Requests",
+         .type = "application/problem+json",
+         .body = "{}",
+         .headers = "Retry-After: 100000\r\n"},
+        {.status = "200 OK", .type = "application/json", .body = "{}"}};
+    struct server server;
+    struct tv_client_answer answer = {0};
+    struct tv_client_problem problem;
+    start(&server, steps, 2);
+    struct tv_client *client = client_of(&server);
+    assert_int_equal(tv_client_parity_run(client, NULL, 0, &answer, &problem), -EPROTO);
+    assert_int_equal(problem.retry_after_s, 100000);
+    tv_client_destroy(client);
+    stop(&server);
+    assert_int_equal(server.served, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(retries_are_bounded), cmocka_unit_test(silent_server_meets_the_deadline),
         cmocka_unit_test(nobody_listens),      cmocka_unit_test(urls),
         cmocka_unit_test(methods_and_paths),   cmocka_unit_test(success_has_no_problem),
+        cmocka_unit_test(retry_after_of_days),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
