@@ -142,7 +142,7 @@ for name in $wanted; do
         unset TV_KDTR_GEN_ARGS
         if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
             test_options=(--suite gpu)
-            build cuda "${TV_TEST_SCALE:-1}" -Dcuda=enabled -Doptimization=1 # of the C in it, which plain has tried
+            build cuda "${TV_TEST_SCALE:-1}" -Dcuda=enabled
         else
             echo "== cuda: no nvcc, nothing is built"
         fi
