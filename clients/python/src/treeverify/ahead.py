@@ -354,17 +354,17 @@ def generate(
         return
     core.busy = True
     driver = Threads(client, core)
-    before = dict(vars(core))
+    before = core.mark()
     try:
         drive(pipeline.start(max_tokens), driver.perform)
         while pipeline.first is not None:
-            before = {**vars(core), "tokens": list(core.tokens)}
+            before = core.mark()
             yield drive(pipeline.step(), driver.perform)
     except KeyboardInterrupt:
         # not kept by a server that may be gone; the session's next call finds out what nobody is given now
         driver.given_up = True
         pipeline.first = None
-        vars(core).update(before)
+        core.back_to(before)
         raise
     finally:
         try:
@@ -425,16 +425,16 @@ async def generate_async(
         return
     core.busy = True
     driver = Tasks(client, core)
-    before = dict(vars(core))
+    before = core.mark()
     try:
         await drive_async(pipeline.start(max_tokens), driver.perform)
         while pipeline.first is not None:
-            before = {**vars(core), "tokens": list(core.tokens)}
+            before = core.mark()
             yield await drive_async(pipeline.step(), driver.perform)
     except asyncio.CancelledError:
         # a round may be in the session already that nobody is given now: the session's next call finds out
         pipeline.first = None
-        vars(core).update(before)
+        core.back_to(before)
         raise
     finally:
         try:

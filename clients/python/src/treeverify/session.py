@@ -473,6 +473,13 @@ class SessionCore:
             raise ContractError(f"a tensor of shape {shape}, not a part of {hidden.shape} with {len(nodes)} rows")
         return Hidden(hidden.taps, nodes, shape, dtype_sent, values, hidden.projected)
 
+    def mark(self) -> dict[str, Any]:
+        """All of it as it is now, for back_to."""
+        return {**vars(self), "tokens": list(self.tokens), "digest": self.digest.copy()}
+
+    def back_to(self, mark: dict[str, Any]) -> None:
+        vars(self).update(mark)
+
     def close(self, leaving: bool = False) -> Flow[None]:
         """DELETE; an unknown id is fine. leaving: an exception is on its way and does not wait for a server that is slow
         or gone; the lease ends what one attempt does not."""
