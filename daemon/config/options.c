@@ -494,7 +494,8 @@ static const struct tv_option table[] = {
         "fetch_bytes", fetch_bytes, 1 << 20, (int64_t)1 << 40,
         "memory of all rows that sessions keep to be fetched (want via fetch); above it the oldest "
         "go, and a round that alone could need more is refused"),
-    INT("connections_max", connections_max, 8, 65536, "connections of the work listener"),
+    INT("connections_max", connections_max, 8, 65536,
+        "connections of the work listener that may be open; more of them wait"),
     INT("connections_per_address", connections_per_address, 0, 65536,
         "connections from one address; 0: 64, no limit on loopback"),
     INT("event_readers_max", event_readers_max, 0, 65536,

@@ -363,12 +363,14 @@ void tv_http_completed(void *context, struct MHD_Connection *connection, void **
 void tv_http_connection(void *context, struct MHD_Connection *connection, void **socket_context,
                         enum MHD_ConnectionNotificationCode code)
 {
-    const struct http_listener *listener = context;
+    struct http_listener *listener = context;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        (void)atomic_fetch_add(&listener->begun, 1);
         *socket_context =
             tv_http_conn_create(listener->http, connection, listener == &listener->http->admin);
         return;
     }
     tv_http_conn_destroy(*socket_context);
     *socket_context = NULL;
+    (void)atomic_fetch_add(&listener->ended, 1);
 }

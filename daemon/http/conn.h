@@ -100,7 +100,12 @@ struct http_conn {
 struct http_listener {
     struct tv_http *http;
     struct MHD_Daemon *daemon; /* NULL: off, or not started */
-    int fd;                    /* -1: libmicrohttpd's, or none */
+    int fd;                    /* listens; -1: off */
+    int silent_fd, silent_end; /* a pair: what libmicrohttpd listens to, and our end of it */
+    int32_t connections_max;   /* open at once */
+    uint64_t handed;           /* the accepting thread's: connections given to libmicrohttpd */
+    int64_t handed_us;         /* the accepting thread's: the last of them */
+    atomic_uint_least64_t begun, ended; /* of those, by the threads that serve them */
     char url[96];
 };
 
@@ -128,6 +133,11 @@ struct tv_http {
     pthread_t watch;
     int watch_started;
 
+    pthread_t accept;
+    int accept_started;
+    int accept_bell;        /* an eventfd that wakes the accepting thread; -1: none */
+    atomic_int accept_ends; /* it is to return */
+
     const struct tv_config *config; /* not owned; the names of files, which never change */
     pthread_mutex_t secrets_lock;   /* guards keys and tls */
     struct tv_keys keys;
@@ -152,6 +162,12 @@ void tv_http_completed(void *context, struct MHD_Connection *connection, void **
                        enum MHD_RequestTerminationCode code);
 void tv_http_connection(void *context, struct MHD_Connection *connection, void **socket_context,
                         enum MHD_ConnectionNotificationCode code);
+
+/* accept.c: new connections. A socket for a listener's libmicrohttpd that nobody can reach: 0 or
+ * -errno, as the start; and the stop, after which nobody is let in. */
+int tv_http_accept_prepare(struct http_listener *listener);
+int tv_http_accept_start(struct tv_http *http);
+void tv_http_accept_stop(struct tv_http *http);
 
 /* conn.c: the registry. */
 struct http_conn *tv_http_conn_create(struct tv_http *http, struct MHD_Connection *connection,

@@ -29,7 +29,6 @@
 #define CONNECTION_BYTES      (32u << 10)
 #define ADMIN_CONNECTIONS_MAX 256
 #define PER_ADDRESS_DEFAULT   64
-#define ACCEPT_REST_NS        (50L * 1000 * 1000)
 
 /* A numeric address or "localhost" (IPv4) as a socket address. */
 static int resolve(const char *host, int32_t port, struct sockaddr_storage *ret, socklen_t *ret_len)
@@ -158,31 +157,14 @@ int tv_http_probe(const struct tv_config *config, const struct tv_http_sockets *
     return rc;
 }
 
-/*
- * What libmicrohttpd says goes to the log, as detail: its lines are about single connections. Its
- * line "Hit process or system resource limit at ..." (daemon.c, MHD_accept_connection, 0.9.75 and
- * 1.0) says that a connection waits which no descriptor or memory is left for. A thread that has
- * connections then accepts none until one of them ends; a thread WITHOUT any says "at FIRST
- * connection" and tries again at once, for ever, with a whole processor. It rests here: nobody is
- * served by it.
- */
+/* What libmicrohttpd says goes to the log, as detail: its lines are about single connections. */
 static void library_log(void *context, const char *format, va_list arguments)
 {
-    const struct timespec rest = {.tv_nsec = ACCEPT_REST_NS};
     char text[256];
     (void)context;
-    if (vsnprintf(text, sizeof text, format, arguments) <= 0) {
-        return;
-    }
-    text[strcspn(text, "\n")] = '\0';
-    if (strstr(text, "system resource limit") == NULL) {
+    if (vsnprintf(text, sizeof text, format, arguments) > 0) {
+        text[strcspn(text, "\n")] = '\0';
         tv_log(TV_LOG_DEBUG, "http library: %s", text);
-        return;
-    }
-    tv_log(TV_LOG_WARNING,
-           "http: descriptors or memory for connections are used up; new ones wait");
-    if (strstr(text, "FIRST connection") != NULL) {
-        (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &rest, NULL);
     }
 }
 
@@ -191,6 +173,11 @@ static int start_listener(struct http_listener *listener, int threads, int conne
 {
     struct MHD_OptionItem options[8];
     size_t count = 0;
+    int rc = tv_http_accept_prepare(listener);
+    if (rc != 0) {
+        return rc;
+    }
+    listener->connections_max = connections;
     unsigned int flags =
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (threads > 1) {
@@ -205,20 +192,19 @@ static int start_listener(struct http_listener *listener, int threads, int conne
         tv_http_tls_options(listener->http->config->tls_min, options + count);
         count += HTTP_TLS_OPTIONS;
     }
-    options[count++] = (struct MHD_OptionItem){MHD_OPTION_CONNECTION_LIMIT, connections, NULL};
+    /* divided among the threads; the limit is kept before them, whichever they fall to */
+    options[count++] =
+        (struct MHD_OptionItem){MHD_OPTION_CONNECTION_LIMIT, (intptr_t)connections * threads, NULL};
     options[count] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
     listener->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, tv_http_access, listener, MHD_OPTION_EXTERNAL_LOGGER, library_log,
-        NULL, MHD_OPTION_LISTEN_SOCKET, listener->fd, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        NULL, MHD_OPTION_LISTEN_SOCKET, listener->silent_fd, MHD_OPTION_STRICT_FOR_CLIENT, 1,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned int)HTTP_IDLE_S, MHD_OPTION_URI_LOG_CALLBACK, tv_http_uri, listener,
         MHD_OPTION_NOTIFY_COMPLETED, tv_http_completed, listener, MHD_OPTION_NOTIFY_CONNECTION,
         tv_http_connection, listener, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
-    if (listener->daemon == NULL) {
-        return -EAGAIN;
-    }
-    listener->fd = -1; /* libmicrohttpd's from here on */
-    return 0;
+    listener->silent_fd = -1; /* after a failed start it may be closed, or not */
+    return listener->daemon == NULL ? -EAGAIN : 0;
 }
 
 /* Loud: what is said on such a listener, keys included, can be read on the way. */
@@ -290,6 +276,9 @@ static int start_all(struct tv_http *http, const struct tv_config *config, char 
     if (rc == 0 && config->admin_on) {
         rc = start_listener(&http->admin, 1, ADMIN_CONNECTIONS_MAX, 0);
     }
+    if (rc == 0) {
+        rc = tv_http_accept_start(http);
+    }
     if (rc != 0) {
         (void)snprintf(error, error_bytes, "the listeners' threads cannot be started: %s",
                        strerror(-rc));
@@ -332,8 +321,9 @@ int tv_http_create(const struct tv_config *config, const struct tv_http_sockets 
     http->relief_said_us = -HTTP_RELIEF_SAID_US;
     http->event_readers_max = config->event_readers_max;
     http->bell = -1;
-    http->work = (struct http_listener){.http = http, .fd = sockets->work};
-    http->admin = (struct http_listener){.http = http, .fd = sockets->admin};
+    http->accept_bell = -1;
+    http->work = (struct http_listener){.http = http, .fd = sockets->work, .silent_end = -1};
+    http->admin = (struct http_listener){.http = http, .fd = sockets->admin, .silent_end = -1};
     (void)pthread_mutex_init(&http->lock, NULL); /* cannot fail with default attributes */
     (void)pthread_mutex_init(&http->secrets_lock, NULL);
     http->config = config;
@@ -387,17 +377,9 @@ void tv_http_drain(struct tv_http *http, int64_t deadline_unix_ms)
     tv_http_bell_ring(http);
 }
 
-static void quiesce(struct http_listener *listener)
-{
-    if (listener->daemon != NULL && listener->fd < 0) {
-        listener->fd = MHD_quiesce_daemon(listener->daemon);
-    }
-}
-
 void tv_http_close(struct tv_http *http)
 {
-    quiesce(&http->work);
-    quiesce(&http->admin);
+    tv_http_accept_stop(http);
     tv_sched_events_watch(http->sched, NULL, NULL); /* it may outlive the bell */
     atomic_store(&http->closed, 1);
     while (atomic_load(&http->submitting) != 0) {
@@ -426,6 +408,9 @@ static void stop_listener(struct http_listener *listener)
 {
     if (listener->daemon != NULL) {
         MHD_stop_daemon(listener->daemon);
+    }
+    if (listener->silent_end >= 0) {
+        (void)close(listener->silent_end); /* nothing was ever said there */
     }
     if (listener->fd >= 0) {
         (void)close(listener->fd); /* a listening socket has nothing to lose */

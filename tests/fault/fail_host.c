@@ -1,11 +1,12 @@
 /*
  * fail_host.c - preloaded into a whole daemon: a wall clock that jumps, threads that are not made,
- * and a disk that hangs or is slow.
+ * a disk that hangs or is slow, and a first thread that is late.
  *
- * The file TV_FAIL_HOST is four int64: the seconds that are added to the wall clock, how many more
+ * The file TV_FAIL_HOST is five int64: the seconds that are added to the wall clock, how many more
  * threads are made before none is, how many more writes into files come to an end (below 0: all
- * do), and the milliseconds that each read of a snapshot takes. Whoever has the file mapped changes
- * them while the daemon runs. The clock that only goes forward is as it is.
+ * do), the milliseconds that each read of a snapshot takes, and those by which the process's first
+ * thread is late to take a descriptor out of an epoll. Whoever has the file mapped changes them
+ * while the daemon runs. The clock that only goes forward is as it is.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -26,7 +28,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 struct control {
-    _Atomic int64_t shift_s, threads, writes, read_ms;
+    _Atomic int64_t shift_s, threads, writes, read_ms, unwatch_ms;
 };
 static struct control *control;
 
@@ -39,6 +41,12 @@ __attribute__((constructor)) static void control_map(void)
         control = map == MAP_FAILED ? NULL : map;
         (void)close(fd); /* the map stays */
     }
+}
+
+static void rest(int64_t ms)
+{
+    struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    (void)nanosleep(&left, NULL); /* a signal makes it shorter */
 }
 
 EXPORT int clock_gettime(clockid_t clock, struct timespec *ret_now)
@@ -109,8 +117,15 @@ EXPORT ssize_t pread(int fd, void *buffer, size_t bytes, off_t offset)
     (void)snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
     if (ms > 0 && readlink(name, path, sizeof path - 1) > 0 &&
         strstr(path, "sessions.snapshot") != NULL) {
-        struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-        (void)nanosleep(&left, NULL); /* a signal makes it shorter */
+        rest(ms);
     }
     return syscall(SYS_pread64, fd, buffer, bytes, offset);
+}
+
+EXPORT int epoll_ctl(int epoll, int how, int fd, struct epoll_event *event)
+{
+    if (control != NULL && how == EPOLL_CTL_DEL && syscall(SYS_gettid) == getpid()) {
+        rest(atomic_load(&control->unwatch_ms));
+    }
+    return (int)syscall(SYS_epoll_ctl, epoll, how, fd, event);
 }

@@ -1,5 +1,5 @@
 """B53: five times as many rounds as the engine can do, for ten seconds; TV_TEST_SCALE=6 makes it the published minute
-(measured in tests/bench/RESULTS.md, which says why the suite has less).
+(measured in tests/bench/RESULTS.md, which says why the suite has less). And more connections than may be.
 
 The engine of fixed answers takes 20 ms for a launch of up to eight rounds, so that the machine's own noise
 is small beside it; the queue holds one launch, since what waits longer than that cannot be answered in three
@@ -157,6 +157,28 @@ class OverloadTest(unittest.TestCase):
         self.assertEqual(daemon.stop(), 0)
         daemon.log.close()
         return "; ".join(text for fits, text in checks if not fits)
+
+
+class ConnectionsTest(unittest.TestCase):
+    def test_beyond_the_limit(self):
+        """Whichever threads they fall to: those within it are served, the next one when somebody leaves."""
+        with FixedDaemon("--connections-max", "8", "--http-threads", "3", "--drain-grace-s", "0") as daemon:
+            for turn in range(5):
+                callers = [Caller(daemon) for _ in range(8)]
+                for caller in callers:
+                    self.assertEqual(caller.call("GET", "/healthz").status, 200)
+                late = daemon.connect()
+                late.sendall(request_bytes("GET", "/healthz"))
+                late.settimeout(0.2)
+                with self.assertRaises(TimeoutError):
+                    late.recv(1)
+                probe = Caller(daemon, admin=True)
+                self.assertEqual(probe.call("GET", "/healthz").status, 200)
+                callers[turn].close()
+                late.settimeout(60)
+                self.assertEqual(Reader(late).answer("GET", "/healthz").status, 200)
+                for one in (late, probe, *callers):
+                    one.close()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import resource
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 import unittest
 
@@ -32,13 +33,13 @@ class Host:
     def __init__(self, folder):
         self.path = os.path.join(folder, "host")
         with open(self.path, "wb") as file:
-            file.write(struct.pack("<qqqq", 0, -1, -1, 0))
+            file.write(struct.pack("<qqqqq", 0, -1, -1, 0, 0))
         self.file = open(self.path, "r+b")
-        self.map = mmap.mmap(self.file.fileno(), 32)
+        self.map = mmap.mmap(self.file.fileno(), 40)
         self.env = {"LD_PRELOAD": LIBRARY, "TV_FAIL_HOST": self.path}
 
-    def set(self, shift_s=0, threads=-1, writes=-1, read_ms=0):
-        self.map[:32] = struct.pack("<qqqq", shift_s, threads, writes, read_ms)
+    def set(self, shift_s=0, threads=-1, writes=-1, read_ms=0, unwatch_ms=0):
+        self.map[:40] = struct.pack("<qqqqq", shift_s, threads, writes, read_ms, unwatch_ms)
 
     def close(self):
         self.map.close()
@@ -141,6 +142,28 @@ class SystemFaultsTest(unittest.TestCase):
             self.assertEqual(process.returncode, 71, (count, log))
         print(f"{count} threads of a start")
         self.assertGreater(count, 2)
+
+    def test_stop_beside_calls(self):
+        """Whoever stops the listeners is late, whoever serves them is not: an end like any other, every call answered."""
+        self.host.set(unwatch_ms=100)
+        with FixedDaemon("--drain-grace-s", "0", env=self.host.env) as daemon:
+            callers = [self.caller(daemon, admin=turn % 3 == 0) for turn in range(6)]
+            ended = [False] * len(callers)
+
+            def calls(turn):
+                try:
+                    while True:
+                        callers[turn].call("GET", "/healthz")
+                except (OSError, AssertionError) as error:
+                    ended[turn] = isinstance(error, OSError) or "closed without an answer" in str(error)
+
+            threads = [threading.Thread(target=calls, args=(turn,)) for turn in range(len(callers))]
+            for thread in threads:
+                thread.start()
+            self.assertEqual(daemon.stop(), 0, daemon.text())
+            for thread in threads:
+                thread.join()
+            self.assertEqual(ended, [True] * len(callers))
 
     def test_f36_the_wall_clock_jumps(self):
         """By hours, both ways: sessions live, a lease ends when it would have, and the jump is seen in Date."""
