@@ -21,7 +21,7 @@ def first_round(caller, state):
 class PrefixTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.daemon = RealDaemon("--page-size", "16", "--pages", "40").__enter__()
+        cls.daemon = RealDaemon("--page-size", "16", "--pages", "40", "--idle-pages-s", "0").__enter__()
 
     @classmethod
     def tearDownClass(cls):
@@ -39,7 +39,7 @@ class PrefixTest(unittest.TestCase):
         return self.caller.call("GET", "/v1/model").json["pages"]
 
     def create(self, salt, **fields):
-        body = {"tokens": PROMPT, "sampling": {"seed": "5"}, "cache_salt": salt, **fields}
+        body = {"tokens": PROMPT, "sampling": {"seed": "5"}, "cache_salt": salt, "lease_s": 3600, **fields}
         answer = self.caller.call("POST", "/v1/sessions", body)
         self.assertEqual(answer.status, 201, answer.body)
         return answer.json
