@@ -55,6 +55,7 @@ int tv_cuda_errno(cudaError_t error)
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorUnsupportedPtxVersion:
     case cudaErrorNotSupported:
+    case cudaErrorCooperativeLaunchTooLarge: /* fewer multiprocessors than the device has */
         return -ENOTSUP;
     default:
         return -EIO;

@@ -252,6 +252,7 @@ void tv_cuda_layer_finish(struct tv_cuda *cuda)
 {
     if (cuda->layer_words != NULL) {
         (void)tv_cuda_errno(cudaFree(cuda->layer_words)); /* nobody is told of what fails here */
+        cuda->layer_words = NULL;
     }
 }
 

@@ -116,6 +116,7 @@ static int dense_slice(const struct tv_kernels *k, const struct tv_linear *args,
     p.rows = rows;
     p.k = args->k;
     p.groups = groups;
+    p.part[1].column_tiles = 1; /* of one part alone: the item behind the last is looked for here */
     int rc = sm90_encode(cuda, cuda->scratch, padded, rows, groups * PIECES, padded,
                          (int64_t)rows * padded, p.box_rows, &p.x_map);
     for (int i = 0; rc == 0 && i < count; i++) {

@@ -74,10 +74,10 @@ TV_DEVICE float warp_most(float x)
     return x;
 }
 
-/* Whether tiles have low halves. */
+/* Whether tiles have low halves: only bf16 weights do without. */
 static __host__ __device__ __forceinline__ bool prefill_has_low(const struct tv_prefill_attn &a)
 {
-    return a.products != TV_PRODUCTS_BF16;
+    return a.products != TV_PRODUCTS_BF16 || a.w_dtype != TV_BF16;
 }
 
 /* Whether the tensor-core form takes these dimensions. */
