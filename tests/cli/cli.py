@@ -160,7 +160,8 @@ class Cli(unittest.TestCase):
         self.run_client("bench", "extra", code=64)
         self.run_client("bench", "--drafters", "0", code=64)
         self.run_client("bench", "--accepted", "64", code=64)
-        self.run_client("bench", "--rtt-ms", "-1", code=64)
+        for wrong in ("-1", "nan", "inf"):
+            self.run_client("bench", "--rtt-ms", wrong, code=64)
         self.run_client("bench", "--rounds", "100000", code=64)  # no context is so long
         self.run_client("top", "--interval", "0", code=64)
         self.run_client("top", "--count", "x", code=64)

@@ -45,11 +45,11 @@ class SyntheticTest(unittest.TestCase):
 
 
 class BenchTest(DaemonTest):
-    def bench(self, *options, code=0):
+    def bench(self, *options, code=0, said=False):
         command = [sys.executable, "-m", "treeverify", "bench", "--url", url_of(self.daemon), *options]
         got = subprocess.run(command, capture_output=True, env=PACKAGE_ENV, text=True, timeout=600)
         self.assertEqual(got.returncode, code, f"{options}: {got.stdout} {got.stderr}")
-        return got.stdout
+        return got.stderr if said else got.stdout
 
     def test_the_command(self):
         shape = ("--sessions", "3", "--rounds", "4", "--nodes", "6", "--accepted", "2")
@@ -61,7 +61,10 @@ class BenchTest(DaemonTest):
         said = self.bench(*shape, "--think-ms", "1")
         self.assertIn("p99", said)
         self.assertIn("12 rounds and 36 tokens in ", said)
-        self.bench("--rtt-ms", "-1", code=64)
+        for option in ("--rtt-ms", "--think-ms"):
+            for wrong in ("-1", "60001", "nan", "inf", "-inf", "1e999"):
+                said = self.bench(f"{option}={wrong}", code=64, said=True)
+                self.assertIn(f"argument {option}: {wrong} is not in 0 to 60000\n", said)
         self.bench("--sessions", "0", code=64)
         self.bench("--rounds", "100000", code=64)
         self.assertEqual(self.client.sessions(), [])

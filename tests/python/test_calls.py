@@ -96,7 +96,11 @@ class CallsTest(unittest.TestCase):
             longest = min(2.0, 0.1 * 2 ** (failures - 1))
             self.assertAlmostEqual(retry.pause_s(failures, None, lambda: 0.0), longest / 2)
             self.assertAlmostEqual(retry.pause_s(failures, None, lambda: 1.0), longest)
-        for bad in (dict(attempts=0), dict(total_s=0), dict(base_s=2, cap_s=1)):
+        nan, inf = float("nan"), float("inf")
+        for bad in (
+            dict(attempts=0), dict(total_s=0), dict(base_s=2, cap_s=1), dict(total_s=nan), dict(base_s=nan), dict(cap_s=nan),
+            dict(base_s=inf, cap_s=inf),
+        ):
             with self.assertRaises(ValueError):
                 Retry(**bad)
 
@@ -230,6 +234,10 @@ class CallsTest(unittest.TestCase):
             with self.assertRaises(Exception) as caught:
                 tv.Client(bad)
             self.assertIn("HOST:PORT", str(caught.exception), bad)
+        for bad in (0.0, -1.0, float("nan"), float("inf")):
+            for name in ("timeout_s", "connect_s"):
+                with self.assertRaisesRegex(ValueError, name):
+                    tv.Client(**{name: bad})
         for good in ("http://127.0.0.1:1/", "http://[::1]:8471", "https://gpu-host.example"):
             tv.Client(good).close()
 

@@ -228,6 +228,9 @@ class GenerateTest(DaemonTest):
         self.run_command("generate", "", code=64)
         for wrong in (("--nodes", "0"), ("--nodes", "x"), ("--seed", "-1"), ("--temperature", "x"), ("--no-such",)):
             self.run_command("generate", *wrong, "x", code=64)
+        for wrong in ("nan", "inf", "-1", "-inf"):
+            _, error = self.run_command("generate", f"--temperature={wrong}", "x", code=64)
+            self.assertIn(f"--temperature: {wrong} is not a finite number of at least 0", error)
         for url in ("ftp://x", "http://[::1"):
             self.run_command("generate", "--url", url, "x", code=64)
         for command, file in ((("generate", "x"), "/nonexistent"), (("bench",), os.devnull)):

@@ -46,8 +46,9 @@ class Retry:
     cap_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.total_s <= 0 or self.base_s < 0 or self.cap_s < self.base_s:
-            raise ValueError("Retry: attempts >= 1, total_s > 0, 0 <= base_s <= cap_s")
+        # what nan is compared with is false
+        if not (self.attempts >= 1 and self.total_s > 0 and 0 <= self.base_s < math.inf and self.base_s <= self.cap_s):
+            raise ValueError("Retry: attempts >= 1, total_s > 0, 0 <= base_s <= cap_s, base_s finite")
 
     def pause_s(self, failures: int, retry_after_s: float | None, uniform: Callable[[], float]) -> float:
         """The pause after `failures` failed attempts (>= 1); uniform draws from [0, 1)."""

@@ -43,6 +43,8 @@ class Http:
             or parts.path not in ("", "/") or parts.query or parts.fragment
         ):
             raise ValueError(f"{url!r}: http://HOST:PORT without a path is needed")
+        if not (0 < timeout_s < math.inf and 0 < connect_s < math.inf):
+            raise ValueError("timeout_s, connect_s: finite numbers above 0")
         self.url = str(parts).rstrip("/")
         self.timeout_s, self.connect_s = timeout_s, connect_s
         self.context = Context(retry or Retry())

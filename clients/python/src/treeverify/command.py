@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import os
 import ssl
 import sys
@@ -35,6 +36,19 @@ def between(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return integer
+
+
+def real(low: float, high: float = math.inf) -> Callable[[str], float]:
+    """For argparse: a finite number in this range."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not (math.isfinite(value) and low <= value <= high):
+            wanted = f"in {low:g} to {high:g}" if high < math.inf else f"a finite number of at least {low:g}"
+            raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+        return value
+
+    return number
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import report
 from .client import Client, Session
-from .command import NO_INPUT, NO_OUTPUT, OK, REFUSED, USAGE, Failure, add_common, between, guarded, reach
+from .command import NO_INPUT, NO_OUTPUT, OK, REFUSED, USAGE, Failure, add_common, between, guarded, reach, real
 from .drafters import Drafter, NgramDrafter
 from .terminal import LiveLine, Writer, bar
 from .text import Tokenizer, text_of, tokenizer_for
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ahead", action="store_true", help="send the next tree while a round is under way (for slow links)")
     add("--guesses", type=between(1, 32), default=1, help="with --ahead: ends that are guessed, each with a tree (1)")
     add("--max-tokens", type=between(1, 1 << 20), default=200, help="new tokens (200)")
-    add("--temperature", type=float, default=0.0, help="0 is greedy, the default")
+    add("--temperature", type=real(0), default=0.0, help="0 is greedy, the default")
     add("--seed", type=between(0, (1 << 64) - 1), help="the same seed gives the same text")
     add("--stop", type=between(0, 2**31 - 1), action="append", default=[], metavar="ID", help="end at this token")
     add("--color", choices=("auto", "always", "never"), default="auto")
