@@ -71,7 +71,12 @@ class GenerateTest(DaemonTest):
             run = self.json(b"Ge1:1 And <b>God", *options)
             with open(path, encoding="utf-8") as file:
                 page = file.read()
-            self.run_command("generate", "--report", os.path.join(folder, "no", "x"), "--max-tokens", "2", "x", code=73)
+            path = os.path.join(folder, "no", "x")
+            text, error = self.run_command("generate", "--report", path, "--max-tokens", "2", "x", code=73)
+            self.assertIn("\n2 new tokens in ", text)
+            self.assertRegex(error, f"^treeverify: the report cannot be written: .*{path}'\n$")
+            text, again = self.run_command("generate", "--json", "--report", path, "--max-tokens", "2", "x", code=73)
+            self.assertEqual((len(json.loads(text)["tokens"]), again), (2, error))
         numbers = json.loads(page.split("id='numbers'>")[1].split("</script>")[0])
         self.assertEqual(numbers["summary"], run)
         self.assertEqual(len(numbers["stages_us"]), run["rounds"])

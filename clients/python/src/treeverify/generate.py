@@ -210,8 +210,8 @@ def _generate(options: argparse.Namespace) -> int:
         finally:
             if writer is not None:
                 writer.end()
-        _report(options, tally, session, client, tokenizer)
-    return OK
+        code = _report(options, tally, session, client, tokenizer)
+    return code
 
 
 def _summary(tally: Tally, session: Session, client: Client, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -226,8 +226,18 @@ def _summary(tally: Tally, session: Session, client: Client, tokenizer: Tokenize
 
 def _report(
     options: argparse.Namespace, tally: Tally, session: Session, client: Client, tokenizer: Tokenizer
-) -> None:
+) -> int:
+    """The result, then the report; an exit code. A report that cannot be written takes nothing of the result away, which
+    is the one object of --json, so that failure goes to stderr alone."""
     summary = _summary(tally, session, client, tokenizer)
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        print(
+            f"\n{len(tally.tokens)} new tokens in {tally.rounds} rounds: acceptance length {tally.accept_len_mean:.2f}, "
+            f"{tally.drafts / tally.rounds if tally.rounds else 0:.1f} drafts a round, "
+            f"{tally.tokens_per_s:.0f} tokens/s ({summary['finish']})"
+        )
     if options.report:
         try:
             if report.is_png(options.report):
@@ -235,15 +245,9 @@ def _report(
             else:
                 Path(options.report).write_text(report.page(summary, tally.kept), encoding="utf-8")
         except OSError as error:
-            raise Failure(NO_OUTPUT, "no-output", str(error)) from error
-    if options.json:
-        print(json.dumps(summary))
-        return
-    print(
-        f"\n{len(tally.tokens)} new tokens in {tally.rounds} rounds: acceptance length {tally.accept_len_mean:.2f}, "
-        f"{tally.drafts / tally.rounds if tally.rounds else 0:.1f} drafts a round, "
-        f"{tally.tokens_per_s:.0f} tokens/s ({summary['finish']})"
-    )
+            print(f"treeverify: the report cannot be written: {error}", file=sys.stderr)
+            return NO_OUTPUT
+    return OK
 
 
 def run(options: argparse.Namespace) -> int:
