@@ -52,6 +52,27 @@ class Several(Knowing):
         return [*((leaf, token) for token in range(self.count) if token != right)][: self.count - 1] + [end]
 
 
+class Failing(Knowing):
+    """Raises at its call number `at`, counted over draft and guess."""
+
+    def __init__(self, text, wrong, at):
+        super().__init__(text, wrong)
+        self.left = at
+
+    def count(self):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyError("no draft today")
+
+    def draft(self, tokens, nodes, depth):
+        self.count()
+        return super().draft(tokens, nodes, depth)
+
+    def guess(self, tokens, tree):
+        self.count()
+        return super().guess(tokens, tree)
+
+
 class AheadTest(DaemonTest):
     def text_of(self, session, drafter, count, **options):
         rounds = list(session.generate(drafter, count, pipeline=True, **options))
@@ -150,6 +171,24 @@ class AheadTest(DaemonTest):
                 session.decode(4)
                 self.assertEqual(session.new_tokens, plain[: len(session.new_tokens)])
 
+    def test_a_drafter_that_raises(self):
+        """Whenever that is: what the server has done is handed out first, and the session goes on behind it."""
+        prompt = prompts(1)[0]
+        plain = self.plain(prompt, COUNT + 1)
+        for wrong in (0.0, 1.0):
+            for at in range(1, 9):
+                with self.client.session(prompt, sampling=GREEDY) as session:
+                    tokens = [session.pending]
+                    with self.assertRaisesRegex(KeyError, "no draft today"):
+                        for round in session.generate(Failing([*prompt, *plain], wrong, at), COUNT, pipeline=True):
+                            tokens += round.new_tokens
+                    self.assertEqual((wrong, at, session.new_tokens), (wrong, at, tokens))
+                    self.assertEqual(tokens, plain[: len(tokens)])
+                    self.assertEqual(len(tokens) > 1, at > 1)
+                    self.check_state(session)
+                    tokens += session.decode(2).new_tokens
+                    self.assertEqual((session.new_tokens, tokens), (tokens, plain[: len(tokens)]))
+
     def test_the_number_went_to_another_tree(self):
         """A call that was given up had used the round's number: the skipped round behind it tells of that tree."""
         prompt = prompts(1)[0]
@@ -174,7 +213,7 @@ class AheadTest(DaemonTest):
             self.assertGreaterEqual(len(session.new_tokens), 13)
             for astray.leaf in (-1, 2):
                 with self.assertRaisesRegex(ValueError, "guess: node"):
-                    next(session.generate(astray, 4, pipeline=True))
+                    list(session.generate(astray, 4, pipeline=True))
             self.check_state(session)
 
     def test_a_stop_token_ends_it(self):
@@ -239,6 +278,24 @@ class AsyncAheadTest(DaemonTest):
         for (_, tokens), text in zip(asyncio.run(everything(flaky.url)), plain, strict=True):
             self.assertEqual(tokens[:COUNT], text[1:])
         self.close_leftovers()
+
+    def test_a_drafter_that_raises(self):
+        prompt = prompts(1)[0]
+        plain = self.plain(prompt, COUNT + 1)
+
+        async def play():
+            async with tv.AsyncClient(url_of(self.daemon), timeout_s=120) as client:
+                for wrong, at in ((0.0, 2), (0.0, 5), (1.0, 3), (1.0, 6)):
+                    async with await client.session(prompt, sampling=GREEDY) as session:
+                        tokens = [session.pending]
+                        with self.assertRaisesRegex(KeyError, "no draft today"):
+                            async for round in session.generate(Failing([*prompt, *plain], wrong, at), COUNT, pipeline=True):
+                                tokens += round.new_tokens
+                        self.assertEqual((session.new_tokens, len(tokens) > 1), (tokens, True))
+                        tokens += (await session.decode(2)).new_tokens
+                        self.assertEqual(tokens, plain[: len(tokens)])
+
+        asyncio.run(play())
 
     def test_left_early_and_cancelled(self):
         prompt = prompts(1)[0]

@@ -157,6 +157,7 @@ class Pipeline:
         self.guesses = guesses if FEATURE_MANY in core.model.features else 1
         self.first: Flight | None = None  # under way at the session's present state; its only case is right
         self.second: Flight | None = None  # waits for the first
+        self.failure: Exception | None = None  # of the drafter; raised when what is under way has been handed out
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -181,6 +182,14 @@ class Pipeline:
             else:
                 body["alternatives"] = [{**end, "tree": case.tree.body()} for end, case in zip(ends, cases)]
         return Flight(seq, cases, before, body)
+
+    def begin(self, left: int) -> Steps[None]:
+        try:
+            yield from self.start(left)
+        except Exception as error:
+            if self.first is None:
+                raise
+            self.failure = error
 
     def start(self, left: int) -> Steps[None]:
         """A round at the session's state, and one behind it."""
@@ -250,17 +259,19 @@ class Pipeline:
             raise ContractError(f"round {flight.seq} ran, but no guess of it had held")
         self.core.next_seq = flight.seq + 1
 
-    def _next(self) -> Steps[Round]:
-        """The first round's end; the second one becomes the first when a guess of it held, and is over otherwise."""
+    def _end(self) -> Steps[tuple[Flight, Round]]:
         first, self.first = self.first, None
         assert first is not None
-        round = yield from self._take(first)
+        return first, (yield from self._take(first))
+
+    def _behind(self, first: Flight, round: Round) -> Steps[None]:
+        """The second round becomes the first when a guess of it held, and is over otherwise."""
         first.before = None  # and so on to the first of all
         if self.budget is not None:
             self.budget.learn(first.cases[0].tree, round)
         second, self.second = self.second, None
         if second is None or round.recovered is not None:
-            return round  # recovered: the state has been read anew, whatever became of the second
+            return  # recovered: the state has been read anew, whatever became of the second
         end = (round.accepted_nodes[-1], round.pending) if round.accepted_nodes else None
         right = [case for case in second.cases if case.guess == end]
         if right and round.finish is None:
@@ -268,24 +279,29 @@ class Pipeline:
             self.first = second
         else:
             yield from self._skip(second)
-        return round
 
     def step(self) -> Steps[Round]:
-        """Await the first round; the next ones are under way on return."""
-        assert self.first is not None
-        left = self.first.cases[0].left
-        round = yield from self._next()
-        left -= len(round.new_tokens)
-        if self.first is not None:
-            yield from self._follow(self.first)
-        elif self.core.finish is None and left >= 1:
-            yield from self.start(left)
+        """Await the first round; the next ones are under way on return. The round is committed and has to reach the caller:
+        what goes wrong behind it, above all in the drafter, is kept as `failure`, and nothing more is sent."""
+        first, round = yield from self._end()
+        left = first.cases[0].left - len(round.new_tokens)
+        try:
+            yield from self._behind(first, round)
+            if self.failure is not None:
+                return round
+            if self.first is not None:
+                yield from self._follow(self.first)
+            elif self.core.finish is None and left >= 1:
+                yield from self.start(left)
+        except Exception as error:
+            self.failure = self.failure or error
         return round
 
     def close(self) -> Steps[None]:
         """What is still under way becomes part of the session."""
         while self.first is not None:
-            yield from self._next()
+            first, round = yield from self._end()
+            yield from self._behind(first, round)
 
 
 def _begin(
@@ -356,10 +372,12 @@ def generate(
     driver = Threads(client, core)
     before = core.mark()
     try:
-        drive(pipeline.start(max_tokens), driver.perform)
+        drive(pipeline.begin(max_tokens), driver.perform)
         while pipeline.first is not None:
             before = core.mark()
             yield drive(pipeline.step(), driver.perform)
+        if pipeline.failure is not None:
+            raise pipeline.failure
     except KeyboardInterrupt:
         # not kept by a server that may be gone; the session's next call finds out what nobody is given now
         driver.given_up = True
@@ -427,10 +445,12 @@ async def generate_async(
     driver = Tasks(client, core)
     before = core.mark()
     try:
-        await drive_async(pipeline.start(max_tokens), driver.perform)
+        await drive_async(pipeline.begin(max_tokens), driver.perform)
         while pipeline.first is not None:
             before = core.mark()
             yield await drive_async(pipeline.step(), driver.perform)
+        if pipeline.failure is not None:
+            raise pipeline.failure
     except asyncio.CancelledError:
         # a round may be in the session already that nobody is given now: the session's next call finds out
         pipeline.first = None

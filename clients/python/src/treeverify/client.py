@@ -469,7 +469,8 @@ class Session(SessionView):
         the drafter may have a method guess). For links whose round trip is not small beside a round; the text is the
         same. guesses: how many ends are guessed, each with a tree of its own, of which the right one runs. Rounds under
         way when the iterator is closed become part of the session. Without effect when there is no drafter or the server
-        does not serve it. ValueError: the session's rule is "client"."""
+        does not serve it. An exception of the drafter is raised behind the rounds that were under way: the server has done
+        them, so they are handed out first. ValueError: the session's rule is "client"."""
         self._may_generate()
         if pipeline and drafter is not None and ahead.FEATURE in self.model.features:
             yield from ahead.generate(self._client, self._core, drafter, max_tokens, nodes, depth, guesses)
