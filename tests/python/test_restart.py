@@ -27,6 +27,8 @@ class RestartTest(unittest.TestCase):
                         plain.append(session.new_tokens)
                     sessions.append(client.session(prompt, sampling=sampling, lease_s=600))
                     sessions[-1].decode(4)
+                forked = client.session(prompt, sampling=GREEDY, lease_s=600)
+                forked.decode(4)
                 ids = [session.id for session in sessions]
                 held = client.session(prompt, sampling=GREEDY, lease_s=600)
                 held.verify(Tree([held.pending], [-1]), hold=True)
@@ -34,6 +36,7 @@ class RestartTest(unittest.TestCase):
                 body = {"seq": 2, "epoch": sessions[0].epoch, "expected_len": sessions[0].committed_len, "max_tokens": 3}
                 raw = first.client()
                 raw.post(f"/v1/sessions/{ids[0]}/decode", body)
+                raw.post(f"/v1/sessions/{forked.id}/decode", {**body, "epoch": forked.epoch})
                 raw.close()
             with Daemon(SERVER, MODEL, *options):
                 rounds = [session.decode(3) for session in sessions]
@@ -47,4 +50,14 @@ class RestartTest(unittest.TestCase):
                 self.assertEqual((round.recovered, held.new_tokens), ("resync", plain[0][:2]))
                 held.decode(2)
                 self.assertEqual(held.new_tokens, plain[0][:4])
+                before = forked.sequence  # a fork hands nothing out, so it must not take the lost round's tokens in
+                for length in (None, len(prompt) + 2):
+                    with forked.fork(length) as child:
+                        self.assertEqual(child.sequence, before[: None if length is None else length + 1])
+                        child.decode(3)
+                        self.assertEqual(child.new_tokens, plain[0][: len(child.new_tokens)])
+                    self.assertEqual(forked.sequence, before)
+                round = forked.decode(3)
+                self.assertEqual((round.recovered, round.new_tokens), ("resync", plain[0][5:8]))
+                self.assertEqual(forked.new_tokens, plain[0][:8])
                 client.close()

@@ -184,7 +184,11 @@ class SessionCore:
                 left -= 1
                 if left == 0 or problem.code not in _FORGOTTEN:
                     raise
-                yield from self._recover(problem, Ask("verify", {}))
+                if problem.session_state is None:
+                    yield from self._recover(problem, Ask("verify", {}))
+                else:
+                    # the rest of the state may have tokens of a lost round: those are the next round's to hand out
+                    self._take_epoch(problem.session_state)
         settings = dataclasses.replace(self.settings, lease_s=self.settings.lease_s if lease_s is None else lease_s)
         child = SessionCore(self.context, self.model, settings, self.tokens[:length])
         child.prompt_len = min(self.prompt_len, length)
@@ -192,6 +196,12 @@ class SessionCore:
         if child.pending != (self.tokens[length] if length < len(self.tokens) else self.pending):
             raise ContractError(f"the fork begins with token {child.pending}, which does not follow there")
         return child
+
+    def _take_epoch(self, state: Mapping[str, Any]) -> None:
+        epoch = state.get("epoch")
+        if not isinstance(epoch, str):
+            raise ContractError("session_state: no epoch")
+        self.epoch = epoch
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
