@@ -91,13 +91,38 @@ static int once(struct tv_client_session *session, struct tv_client_session *chi
     return error;
 }
 
+/* The session was kept over a restart: its epoch, and nothing else of what the server says of it.
+ * The rest may have tokens of a lost round, which are the next round's to hand out. */
+static int take_epoch(struct tv_client_session *session, const struct tv_json_value *state,
+                      struct tv_client_problem *ret_problem)
+{
+    char epoch[sizeof(session->state.epoch)];
+    if (tv_client_get_text(state, "epoch", epoch, sizeof(epoch)) != 0 ||
+        strspn(epoch, "0123456789abcdef") != strlen(epoch)) {
+        return tv_client_not_the_contract("a session's state without an epoch", ret_problem);
+    }
+    memcpy(session->state.epoch, epoch, sizeof(epoch));
+    return 0;
+}
+
+/* What a refusal that names another epoch, or knows no such session, asks for. */
+static int follow(struct tv_client_session *session, const struct tv_client_answer *refusal,
+                  struct tv_client_problem *ret_problem)
+{
+    const struct tv_client_ask nothing = {.kind = TV_CLIENT_VERIFY};
+    const struct tv_json *doc = tv_client_json(refusal);
+    const struct tv_json_value *state =
+        doc != NULL ? tv_json_member(tv_json_root(doc), "session_state") : NULL;
+    int32_t recovered;
+    return state != NULL ? take_epoch(session, state, ret_problem)
+                         : tv_client_recover(session, &nothing, refusal, &recovered, ret_problem);
+}
+
 int tv_client_fork(struct tv_client_session *session, int32_t len, const char *seed,
                    int32_t lease_s, struct tv_client_session **ret_session,
                    struct tv_client_problem *ret_problem)
 {
-    const struct tv_client_ask nothing = {.kind = TV_CLIENT_VERIFY};
     struct tv_client_session *child = NULL;
-    int32_t recovered;
     int error = tv_client_check_idle(session, ret_problem);
     if (error != 0) {
         return error;
@@ -113,12 +138,12 @@ int tv_client_fork(struct tv_client_session *session, int32_t len, const char *s
         tv_client_problem_set(ret_problem, "out of memory");
         return -ENOMEM;
     }
-    for (int left = 1;; left--) { /* a session that was forgotten is made anew once */
+    for (int left = 1;; left--) { /* a session that was forgotten is followed once */
         struct tv_client_answer refusal = {0};
         error = once(session, child, seed, lease_s, &refusal, ret_problem);
         int again = 0;
         if (error == -EPROTO && left > 0 && tv_client_is_forgotten(ret_problem->code)) {
-            error = tv_client_recover(session, &nothing, &refusal, &recovered, ret_problem);
+            error = follow(session, &refusal, ret_problem);
             again = error == 0;
         }
         tv_client_answer_finish(&refusal);

@@ -389,6 +389,49 @@ static void session_id_cannot_leave_its_path(void **state)
     tv_client_destroy(client);
 }
 
+/* A fork behind a restart that kept the session: tokens of a round whose answer was lost are not
+ * the fork's to take, since it hands none out; the next round does. */
+static void fork_takes_no_tokens(void **state)
+{
+    (void)state;
+#define KEPT                                                                                       \
+    "\"session_state\":{\"session\":\"s_BBBBBBBBBBBBBBBBBBBBBB\",\"epoch\":\"fedcba9876543210\","  \
+    "\"next_seq\":2,\"committed_len\":5,\"digest\":\"" DIGEST_5 "\",\"pending\":21,"               \
+    "\"finish\":null,\"tail_from\":3,\"tail\":[5,20]}}"
+    static const struct step steps[] = {
+        OPENING,
+        {.status = "409 Conflict",
+         .type = "application/problem+json",
+         .body = "{\"code\":\"epoch-changed\",\"committed\":false," KEPT},
+        {.status = "201 Created", .type = "application/json", .body = created},
+        {.status = "409 Conflict",
+         .type = "application/problem+json",
+         .body = "{\"code\":\"length-mismatch\",\"committed\":false," KEPT},
+    };
+    struct scene scene;
+    struct tv_client_round round;
+    struct tv_client_session *child = NULL;
+    struct tv_client_problem problem;
+    struct tv_client_session *session = begin(&scene, steps, 5);
+    const struct tv_client_state *now = tv_client_session_state(session);
+    assert_int_equal(tv_client_fork(session, 0, NULL, 0, &child, &problem), 0);
+    assert_int_equal(tv_client_session_state(child)->pending, 5);
+    assert_fresh(session);
+    assert_string_equal(now->epoch, "fedcba9876543210");
+    assert_int_equal(tv_client_verify(session, tree_tokens, tree_parents, 4, &round, &problem), 0);
+    stop(&scene.server);
+    assert_non_null(strstr(scene.server.requests[3], "{\"epoch\":\"fedcba9876543210\",\"len\":3"));
+    assert_non_null(strstr(scene.server.requests[4], "{\"seq\":1,\"epoch\":\"fedcba9876543210\","));
+    assert_int_equal(round.recovered, TV_CLIENT_RESYNC);
+    assert_int_equal(round.token_count, 2);
+    assert_int_equal(round.tokens[0], 20);
+    assert_int_equal(round.tokens[1], 21);
+    assert_int_equal(now->committed_len, 5);
+    tv_client_round_finish(&round);
+    tv_client_session_destroy(child);
+    end(&scene);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -401,6 +444,7 @@ int main(void)
         cmocka_unit_test(arguments_are_judged_here),
         cmocka_unit_test(life_of_a_session),
         cmocka_unit_test(session_id_cannot_leave_its_path),
+        cmocka_unit_test(fork_takes_no_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
