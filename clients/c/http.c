@@ -515,7 +515,7 @@ int tv_client_exchange(struct tv_client *client, const struct tv_client_call *ca
                        struct tv_client_answer *ret_answer, struct tv_client_problem *ret_problem)
 {
     assert(call->path[0] == '/');
-    int64_t deadline = now_ms() + client->options.total_ms;
+    int64_t deadline = now_ms() + (call->limit_ms > 0 ? call->limit_ms : client->options.total_ms);
     struct tv_buf url, answer;
     struct curl_slist *headers = NULL;
     tv_client_problem_set(ret_problem, "out of memory");

@@ -34,6 +34,7 @@ struct tv_client_call {
     const char *key; /* Idempotency-Key, or NULL */
     enum tv_client_reading reading;
     int32_t wait_ms;               /* that the server may take longer than an attempt's deadline */
+    int32_t limit_ms;              /* of the call, in place of the client's total_ms; 0: none */
     struct tv_client_watch *watch; /* or NULL */
 };
 

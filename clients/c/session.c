@@ -425,11 +425,12 @@ const struct tv_client_state *tv_client_session_state(const struct tv_client_ses
     return &session->state;
 }
 
-int tv_client_session_delete(struct tv_client_session *session,
-                             struct tv_client_problem *ret_problem)
+/* limit_ms 0: the client's own deadline. */
+static int delete_session(struct tv_client_session *session, int32_t limit_ms,
+                          struct tv_client_problem *ret_problem)
 {
     char path[TV_CLIENT_PATH_BYTES];
-    const struct tv_client_call call = {.method = "DELETE", .path = path};
+    const struct tv_client_call call = {.method = "DELETE", .path = path, .limit_ms = limit_ms};
     struct tv_client_answer answer = {0};
     tv_client_ahead_end(session);
     tv_client_session_path(session, "", path);
@@ -439,6 +440,22 @@ int tv_client_session_delete(struct tv_client_session *session,
     }
     tv_client_answer_finish(&answer);
     return tv_client_end(error, ret_problem);
+}
+
+int tv_client_session_delete(struct tv_client_session *session,
+                             struct tv_client_problem *ret_problem)
+{
+    return delete_session(session, 0, ret_problem);
+}
+
+int tv_client_session_delete_within(struct tv_client_session *session, int32_t limit_ms,
+                                    struct tv_client_problem *ret_problem)
+{
+    if (limit_ms < 1) {
+        tv_client_problem_set(ret_problem, "delete: a limit of 1 ms or more");
+        return -EINVAL;
+    }
+    return delete_session(session, limit_ms, ret_problem);
 }
 
 /* The tokens that a state stands for, of those here and its tail: into *ret_tokens [length],

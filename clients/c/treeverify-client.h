@@ -330,6 +330,11 @@ TV_CLIENT_API int tv_client_session_create(struct tv_client *client,
 /* Ends the session at the server; one that it does not know is fine. */
 TV_CLIENT_API int tv_client_session_delete(struct tv_client_session *session,
                                            struct tv_client_problem *ret_problem);
+/* The same, with all its retries within limit_ms (1 or more): for who ends, and does not wait for a
+ * server that may be gone. The lease ends what this does not. */
+TV_CLIENT_API int tv_client_session_delete_within(struct tv_client_session *session,
+                                                  int32_t limit_ms,
+                                                  struct tv_client_problem *ret_problem);
 /* Frees the memory; the server's side stays until its lease ends. NULL is fine. */
 TV_CLIENT_API void tv_client_session_destroy(struct tv_client_session *session);
 /* The session's own; changed by its next call, tokens may move. */

@@ -129,8 +129,7 @@ static void *work(void *user)
         atomic_store_explicit(&worker->load->failed, 1, memory_order_relaxed);
     }
     if (session != NULL) {
-        (void)tv_client_session_delete(session, &ignored); /* its lease ends it otherwise */
-        tv_client_session_destroy(session);
+        (void)tv_cli_leave(session, worker->error != 0, &ignored); /* its lease ends it otherwise */
     }
     atomic_fetch_add_explicit(&worker->load->ended, 1, memory_order_relaxed);
     return NULL;

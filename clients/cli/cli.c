@@ -14,6 +14,8 @@
 #define READ_STEP          65536
 #define KEY_BYTES_MAX      256 /* that a header has room for */
 #define KEY_FILE_BYTES_MAX 4096
+#define LEAVE_MS           5000 /* for the DELETE of a session */
+#define GONE_MS            2000 /* the same, when the server had not answered before */
 
 void tv_cli_init(struct tv_cli *ret_cli)
 {
@@ -196,6 +198,15 @@ int tv_cli_connect_once(const struct tv_cli *cli, struct tv_client **ret_client)
     tv_client_options_init(&options);
     options.retries_max = 0;
     return connect_with(cli, options, ret_client);
+}
+
+int tv_cli_leave(struct tv_client_session *session, int failed,
+                 struct tv_client_problem *ret_problem)
+{
+    int error = tv_client_session_delete_within(session, failed ? GONE_MS : LEAVE_MS, ret_problem);
+    tv_client_session_destroy(session);
+    int unknown = ret_problem->http_status == 404 || ret_problem->http_status == 410;
+    return error == -EPROTO && unknown ? 0 : error;
 }
 
 static int exit_code(int error, const struct tv_client_problem *problem)

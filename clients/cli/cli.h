@@ -90,6 +90,11 @@ int tv_cli_connect(const struct tv_cli *cli, struct tv_client **ret_client);
 int tv_cli_connect_for(const struct tv_cli *cli, int32_t call_ms, struct tv_client **ret_client);
 /* The same without retries: what a server does not say now is not waited for. */
 int tv_cli_connect_once(const struct tv_cli *cli, struct tv_client **ret_client);
+/* A command's session ends with it: deleted within some seconds, few where the server did not
+ * answer before (failed), or left to its lease; and destroyed. 0, also where the server no longer
+ * knows it; else what tv_client_session_delete_within says. */
+int tv_cli_leave(struct tv_client_session *session, int failed,
+                 struct tv_client_problem *ret_problem);
 /* Say what a client call's error means (cli->json: the problem as JSON on stdout); exit code. */
 int tv_cli_fail(const struct tv_cli *cli, int error, const struct tv_client_problem *problem);
 

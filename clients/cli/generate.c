@@ -357,6 +357,16 @@ static int make_drafter(const struct plan *plan, struct tv_drafter **ret_drafter
     return code;
 }
 
+/* The text has been told, or why there is none: nobody waits longer for the session's end. */
+static void leave(struct run *run, int failed)
+{
+    if (run->session != NULL && tv_cli_leave(run->session, failed, &run->problem) != 0) {
+        (void)fputs("treeverify: the session was not deleted, its lease will end it: ", stderr);
+        tv_cli_print_safe(stderr, run->problem.detail);
+        (void)fputc('\n', stderr);
+    }
+}
+
 static int run_plan(const struct plan *plan, const char *text, size_t bytes)
 {
     static struct run run; /* too large for a stack; a process has one */
@@ -392,10 +402,7 @@ static int run_plan(const struct plan *plan, const char *text, size_t bytes)
     } else {
         code = report(&run);
     }
-    if (run.session != NULL) { /* best effort: the lease ends an unreachable session */
-        (void)tv_client_session_delete(run.session, &run.problem);
-        tv_client_session_destroy(run.session);
-    }
+    leave(&run, code != TV_CLI_OK);
 out:
     free(prompt);
     free(run.tokens);

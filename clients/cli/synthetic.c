@@ -82,8 +82,7 @@ static int one_text(struct tv_client *client, const struct tv_synthetic_wish *wi
         }
     }
     if (session != NULL) {
-        (void)tv_client_session_delete(session, &ignored); /* its lease ends it otherwise */
-        tv_client_session_destroy(session);
+        (void)tv_cli_leave(session, error != 0, &ignored); /* its lease ends it otherwise */
     }
     return error;
 }

@@ -23,6 +23,7 @@ import xml.etree.ElementTree
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 from daemon import Daemon
 from delay_proxy import DelayProxy
+import proxy
 from proxy import ContractProxy
 
 CLIENT, SERVER, MODEL, STORE, TEXT = sys.argv[1:6]
@@ -176,6 +177,41 @@ class Cli(unittest.TestCase):
         self.assertIn(CLOSED, error)
         text, _ = self.run_client("health", "--json", code=69, url=CLOSED)
         self.assertIsNone(json.loads(text)["committed"])
+
+    @in_turn
+    def test_generate_does_not_wait_for_its_sessions_end(self):
+        """A DELETE that nobody answers costs seconds, not the deadline of a call, and is told; the result stands."""
+        class Silent(proxy.Handler):
+            def do_DELETE(self):
+                self.rfile.read(1)  # until the client hangs up
+
+        link = ContractProxy(self.daemon.host, self.daemon.port)
+        link.server.RequestHandlerClass = Silent
+        command = [CLIENT, "generate", "--json", "--max-tokens", "3", "--url", link.url, "x"]
+        got = subprocess.run(command, capture_output=True, timeout=25)  # one attempt of a call takes 30 s
+        link.close()
+        self.assertEqual((got.returncode, len(json.loads(got.stdout)["tokens"])), (0, 3), got.stderr)
+        self.assertRegex(got.stderr, b"^treeverify: the session was not deleted, its lease will end it: [^\n]+\n$")
+        client = self.daemon.client()
+        for state in client.get("/v1/sessions")["sessions"]:
+            client.call("DELETE", f"/v1/sessions/{state['session']}")
+        client.close()
+
+    @in_turn
+    def test_generate_says_that_the_server_is_gone(self):
+        """Behind the reason why the text ends; the exit code is that reason's."""
+        def die(path, body, content):
+            if path.endswith("/decode"):
+                daemon.process.kill()
+                daemon.process.wait()
+
+        with contextlib.suppress(RuntimeError), Daemon(SERVER, MODEL) as daemon:
+            link = ContractProxy(daemon.host, daemon.port)
+            link.server.watch, link.server.handle_error = die, lambda *_: None
+            text, error = self.run_client("generate", "--no-drafts", "--max-tokens", "100", "x", url=link.url, code=69)
+            link.close()
+        self.assertIn("x[", text)
+        self.assertRegex(error, "^treeverify: http.*\ntreeverify: the session was not deleted, its lease will end it: .*\n$")
 
     def test_generate_needs_tokens_that_are_bytes(self):
         """The command line is right; it is the server that has another kind of model."""

@@ -389,6 +389,30 @@ static void session_id_cannot_leave_its_path(void **state)
     tv_client_destroy(client);
 }
 
+/* A server that does not answer, and one that hangs up again and again: the limit is of all
+ * attempts. */
+static void delete_ends_within_its_limit(void **state)
+{
+    (void)state;
+    static const struct step silent[] = {OPENING, {.silent_ms = 20000}};
+    static const struct step lost[] = {
+        OPENING, {.hang_up = 1}, {.status = "204 No Content", .type = "x", .body = ""}};
+    struct scene scene;
+    struct tv_client_problem problem;
+    struct tv_client_session *session = begin(&scene, silent, 3);
+    int64_t before = now_ms();
+    assert_int_equal(tv_client_session_delete_within(session, 0, &problem), -EINVAL);
+    assert_int_equal(tv_client_session_delete_within(session, 150, &problem), -ETIMEDOUT);
+    assert_in_range(now_ms() - before, 150, 10000); /* the client's own deadline is 20 s */
+    stop(&scene.server);
+    end(&scene);
+    session = begin(&scene, lost, 4);
+    assert_int_equal(tv_client_session_delete_within(session, 4000, &problem), 0);
+    stop(&scene.server);
+    assert_int_equal(scene.server.served, 4);
+    end(&scene);
+}
+
 /* A fork behind a restart that kept the session: tokens of a round whose answer was lost are not
  * the fork's to take, since it hands none out; the next round does. */
 static void fork_takes_no_tokens(void **state)
@@ -444,6 +468,7 @@ int main(void)
         cmocka_unit_test(arguments_are_judged_here),
         cmocka_unit_test(life_of_a_session),
         cmocka_unit_test(session_id_cannot_leave_its_path),
+        cmocka_unit_test(delete_ends_within_its_limit),
         cmocka_unit_test(fork_takes_no_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
