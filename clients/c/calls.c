@@ -54,25 +54,32 @@ int tv_client_request(struct tv_client *client, const char *method, const char *
     return ask(client, &call, ret_answer, ret_problem);
 }
 
+/* A question whether the server is there: one that restarts is not. */
+static int probe(struct tv_client *client, const char *path, enum tv_client_reading reading,
+                 struct tv_client_answer *ret_answer, struct tv_client_problem *ret_problem)
+{
+    const struct tv_client_call call = {
+        .method = "GET", .path = path, .reading = reading, .hasty = 1};
+    return ask(client, &call, ret_answer, ret_problem);
+}
+
 int tv_client_health(struct tv_client *client, struct tv_client_answer *ret_answer,
                      struct tv_client_problem *ret_problem)
 {
-    return tv_client_request(client, "GET", "/healthz", NULL, 0, ret_answer, ret_problem);
+    return probe(client, "/healthz", TV_CLIENT_PLAIN, ret_answer, ret_problem);
 }
 
 int tv_client_ready(struct tv_client *client, int deep, struct tv_client_answer *ret_answer,
                     struct tv_client_problem *ret_problem)
 {
-    return tv_client_request(client, "GET", deep ? "/readyz?deep=1" : "/readyz", NULL, 0,
-                             ret_answer, ret_problem);
+    return probe(client, deep ? "/readyz?deep=1" : "/readyz", TV_CLIENT_PLAIN, ret_answer,
+                 ret_problem);
 }
 
 int tv_client_metrics(struct tv_client *client, struct tv_client_answer *ret_answer,
                       struct tv_client_problem *ret_problem)
 {
-    const struct tv_client_call call = {
-        .method = "GET", .path = "/metrics", .reading = TV_CLIENT_TEXT};
-    return ask(client, &call, ret_answer, ret_problem);
+    return probe(client, "/metrics", TV_CLIENT_TEXT, ret_answer, ret_problem);
 }
 
 int tv_client_parity_totals(struct tv_client *client, struct tv_client_answer *ret_answer,

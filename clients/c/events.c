@@ -27,14 +27,14 @@ struct tv_client_events {
     int done; /* the transfer has ended, with this code of curl's; its text may be unread */
     CURLcode code;
     char path[TV_CLIENT_PATH_BYTES];
-    int32_t last;                 /* number to go on behind; -1: none yet */
-    struct tv_buf text;           /* what came and was not read */
-    size_t read;                  /* of it */
-    int failures;                 /* in a row, without an event between them */
-    int64_t started_ms;           /* of the first of those, or of the last event */
-    int64_t heard_ms;             /* when something came last */
-    int64_t not_before_ms;        /* the next connection */
-    struct tv_client_answer data; /* of the event given last */
+    int32_t last;                       /* number to go on behind; -1: none yet */
+    struct tv_buf text;                 /* what came and was not read */
+    size_t read;                        /* of it */
+    struct tv_client_failures failures; /* in a row, without an event between them */
+    int64_t started_ms;                 /* of the first of those, or of the last event */
+    int64_t heard_ms;                   /* when something came last */
+    int64_t not_before_ms;              /* the next connection */
+    struct tv_client_answer data;       /* of the event given last */
 };
 
 static int64_t now_ms(void)
@@ -139,8 +139,7 @@ static int lost(struct tv_client_events *events, int error, struct tv_client_pro
 {
     const struct tv_client_options *options = tv_client_options_of(events->client);
     disconnect(events);
-    events->failures++;
-    int64_t pause = tv_client_next_pause(events->client, error, events->failures,
+    int64_t pause = tv_client_next_pause(events->client, error, &events->failures,
                                          events->started_ms + options->total_ms, ret_problem);
     if (pause < 0) {
         return error;
@@ -276,7 +275,7 @@ static int give(struct tv_client_events *events, struct tv_client_event *ret_eve
     }
     int found = next_event(events, ret_event);
     if (found == 1) {
-        events->failures = 0;
+        events->failures = (struct tv_client_failures){0};
         events->started_ms = now_ms();
         events->last = ret_event->id >= 0 ? ret_event->id : events->last;
         events->over = strcmp(ret_event->name, "end") == 0;

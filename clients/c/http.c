@@ -20,7 +20,6 @@
 #define ANSWER_BYTES_MAX  ((size_t)64 << 20)
 #define ANSWER_DEPTH_MAX  16
 #define ANSWER_VALUES_MAX ((size_t)4 << 20)
-#define BACKOFF_MS_MAX    5000
 #define URL_BYTES_MAX     1024
 #define KEY_BYTES_MAX     256
 #define PAUSE_PIECE_MS    20
@@ -31,7 +30,7 @@ struct tv_client {
     char url[URL_BYTES_MAX];
     char *ca_file;                          /* owned; NULL: the system's */
     char authorization[KEY_BYTES_MAX + 32]; /* the header, or "" */
-    uint64_t jitter;                        /* state of the generator of pauses, never 0 */
+    struct tv_client_server server;
     int64_t attempts;
 };
 
@@ -63,6 +62,11 @@ void tv_client_attempts_add(struct tv_client *client, int64_t count)
 const struct tv_client_options *tv_client_options_of(const struct tv_client *client)
 {
     return &client->options;
+}
+
+struct tv_client_server *tv_client_server_of(struct tv_client *client)
+{
+    return &client->server;
 }
 
 void *tv_client_curl(struct tv_client *client)
@@ -101,6 +105,7 @@ void tv_client_options_init(struct tv_client_options *ret_options)
         .total_ms = 120000,
         .retries_max = 7,
         .backoff_ms = 50,
+        .restart_ms = 30000,
     };
 }
 
@@ -145,7 +150,8 @@ int tv_client_create(const struct tv_client_options *options, struct tv_client *
 {
     if (options->url == NULL || strlen(options->url) >= URL_BYTES_MAX || options->connect_ms < 1 ||
         options->attempt_ms < 1 || options->total_ms < 1 || options->retries_max < 0 ||
-        options->backoff_ms < 1 || (options->key != NULL && check_key(options->key) != 0)) {
+        options->backoff_ms < 1 || options->restart_ms < 0 ||
+        (options->key != NULL && check_key(options->key) != 0)) {
         return -EINVAL;
     }
     int error = check_url(options->url);
@@ -169,7 +175,7 @@ int tv_client_create(const struct tv_client_options *options, struct tv_client *
         return -ENOMEM;
     }
     /* pauses need to differ between clients, no more */
-    client->jitter = ((uint64_t)tv_client_now_us() ^ (uint64_t)(uintptr_t)client) | 1;
+    client->server.jitter = ((uint64_t)tv_client_now_us() ^ (uint64_t)(uintptr_t)client) | 1;
     client->options = *options;
     client->options.url = client->url;
     client->options.key = NULL;
@@ -219,6 +225,7 @@ int tv_client_twin(const struct tv_client *client, struct tv_client **ret_twin)
         return error;
     }
     memcpy(twin->authorization, client->authorization, sizeof(twin->authorization));
+    twin->server.answered = client->server.answered;
     *ret_twin = twin;
     return 0;
 }
@@ -396,6 +403,15 @@ static void failure(const struct tv_client *client, CURLcode code, const struct 
                                                       : curl_easy_strerror(code));
 }
 
+/* The end of a transfer: is the server there? */
+static void note(struct tv_client *client, CURLcode code)
+{
+    long status = 0;
+    curl_easy_getinfo(client->curl, CURLINFO_RESPONSE_CODE, &status);
+    client->server.answered |= status > 0;
+    client->server.refused = code == CURLE_COULDNT_CONNECT;
+}
+
 static int attempt(struct tv_client *client, const struct tv_client_call *call, int64_t deadline,
                    struct tv_buf *answer, struct tv_client_answer *ret_answer,
                    struct tv_client_problem *ret_problem)
@@ -413,6 +429,7 @@ static int attempt(struct tv_client *client, const struct tv_client_call *call, 
     }
     client->attempts++;
     CURLcode code = curl_easy_perform(client->curl);
+    note(client, code);
     int error = error_of(code, answer);
     if (error == 0) {
         return read_answer(client, call->reading, answer, ret_answer, ret_problem);
@@ -426,6 +443,7 @@ int tv_client_transfer_end(struct tv_client *client, int curl_code, struct tv_bu
 {
     struct tv_client_answer answer = {0};
     long status = 0;
+    note(client, (CURLcode)curl_code);
     int error = error_of((CURLcode)curl_code, body);
     if (error != 0) {
         failure(client, (CURLcode)curl_code, body, ret_problem);
@@ -439,39 +457,6 @@ int tv_client_transfer_end(struct tv_client *client, int curl_code, struct tv_bu
     tv_client_answer_finish(&answer);
     return error != 0 ? error
                       : tv_client_not_the_contract("a status that is no stream", ret_problem);
-}
-
-/* A number of 0 to 1 (xorshift64). */
-static double jitter(struct tv_client *client)
-{
-    client->jitter ^= client->jitter << 13;
-    client->jitter ^= client->jitter >> 7;
-    client->jitter ^= client->jitter << 17;
-    return (double)(client->jitter >> 11) * 0x1p-53;
-}
-
-int64_t tv_client_next_pause(struct tv_client *client, int error, int tries, int64_t deadline_ms,
-                             const struct tv_client_problem *problem)
-{
-    /* the cause of a kernel-fault is cured by a moment, though the server cannot promise it */
-    int again =
-        error == -EIO || error == -ECONNREFUSED || error == -ETIMEDOUT ||
-        (error == -EPROTO && (problem->retryable || strcmp(problem->code, "kernel-fault") == 0));
-    if (!again || tries > client->options.retries_max) {
-        return -1;
-    }
-    int64_t longest = client->options.backoff_ms;
-    for (int i = 1; i < tries && longest < BACKOFF_MS_MAX; i++) {
-        longest *= 2;
-    }
-    if (longest > BACKOFF_MS_MAX) {
-        longest = BACKOFF_MS_MAX;
-    }
-    int64_t pause = (int64_t)((double)longest * (0.5 + 0.5 * jitter(client)));
-    if (error == -EPROTO && pause < (int64_t)problem->retry_after_s * 1000) {
-        pause = (int64_t)problem->retry_after_s * 1000;
-    }
-    return now_ms() + pause < deadline_ms ? pause : -1;
 }
 
 static struct curl_slist *add_header(struct curl_slist *list, const char *line, int *failed)
@@ -516,6 +501,7 @@ int tv_client_exchange(struct tv_client *client, const struct tv_client_call *ca
 {
     assert(call->path[0] == '/');
     int64_t deadline = now_ms() + (call->limit_ms > 0 ? call->limit_ms : client->options.total_ms);
+    struct tv_client_failures failures = {.hasty = call->hasty};
     struct tv_buf url, answer;
     struct curl_slist *headers = NULL;
     tv_client_problem_set(ret_problem, "out of memory");
@@ -524,7 +510,7 @@ int tv_client_exchange(struct tv_client *client, const struct tv_client_call *ca
     tv_buf_printf(&url, "%s%s", client->url, call->path);
     tv_buf_append(&url, "", 1);
     int error = url.failed != 0 ? -ENOMEM : make_headers(client, call, &headers);
-    for (int tries = 1; error == 0; tries++) {
+    while (error == 0) {
         error =
             prepare(client, call->method, url.data, call->body, call->body_bytes, headers, &answer);
         if (error != 0) {
@@ -534,7 +520,7 @@ int tv_client_exchange(struct tv_client *client, const struct tv_client_call *ca
         if (error == 0) {
             break;
         }
-        int64_t pause = tv_client_next_pause(client, error, tries, deadline, ret_problem);
+        int64_t pause = tv_client_next_pause(client, error, &failures, deadline, ret_problem);
         if (pause < 0) {
             break;
         }

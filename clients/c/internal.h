@@ -34,6 +34,7 @@ struct tv_client_call {
     const char *key; /* Idempotency-Key, or NULL */
     enum tv_client_reading reading;
     int32_t wait_ms;               /* that the server may take longer than an attempt's deadline */
+    int hasty;                     /* a server that restarts is not waited for */
     int32_t limit_ms;              /* of the call, in place of the client's total_ms; 0: none */
     struct tv_client_watch *watch; /* or NULL */
 };
@@ -59,10 +60,30 @@ void *tv_client_curl(struct tv_client *client);
 /* What the end of a transfer means; body: what came. 0 or a negative errno, with its words. */
 int tv_client_transfer_end(struct tv_client *client, int curl_code, struct tv_buf *body,
                            struct tv_client_problem *ret_problem);
-/* Milliseconds to wait before attempt `tries` + 1, or -1 for no further attempt. */
-int64_t tv_client_next_pause(struct tv_client *client, int error, int tries, int64_t deadline_ms,
-                             const struct tv_client_problem *problem);
 int64_t tv_client_now_us(void);
+
+/* --- retry.c --- */
+
+/* What a client knows of its server, and the generator of its pauses. */
+struct tv_client_server {
+    uint64_t jitter; /* never 0 */
+    int answered;    /* it was there, whatever it said */
+    int refused;     /* no connection could be made the last time: nothing was sent */
+};
+
+/* Of one call so far; all zeros at its beginning. */
+struct tv_client_failures {
+    int hasty;               /* the call's */
+    int counted;             /* against retries_max */
+    int refused;             /* while the server restarts */
+    int64_t refused_from_ms; /* the first of those */
+};
+
+struct tv_client_server *tv_client_server_of(struct tv_client *client);
+/* Counts this failure. Milliseconds to wait before the next attempt, or -1: there is none. */
+int64_t tv_client_next_pause(struct tv_client *client, int error,
+                             struct tv_client_failures *failures, int64_t deadline_ms,
+                             const struct tv_client_problem *problem);
 
 /* --- answer.c --- */
 

@@ -430,7 +430,8 @@ static int delete_session(struct tv_client_session *session, int32_t limit_ms,
                           struct tv_client_problem *ret_problem)
 {
     char path[TV_CLIENT_PATH_BYTES];
-    const struct tv_client_call call = {.method = "DELETE", .path = path, .limit_ms = limit_ms};
+    const struct tv_client_call call = {
+        .method = "DELETE", .path = path, .hasty = 1, .limit_ms = limit_ms};
     struct tv_client_answer answer = {0};
     tv_client_ahead_end(session);
     tv_client_session_path(session, "", path);

@@ -28,7 +28,10 @@
  * unchanged (a numbered round with the same seq, so the server answers it once) after a growing
  * pause with jitter, never shorter than Retry-After, while retries and deadline allow. So is an
  * answer without a problem document (an intermediary's) with status 408, 429, 502, 503 or 504.
- * A create carries an Idempotency-Key: repeated, it is one session.
+ * A create carries an Idempotency-Key: repeated, it is one session. A server that has answered the
+ * client before, and to which no connection can be made now, is starting again: it is waited for
+ * restart_ms, whatever retries_max says (but for 0: never), within the deadline. Probes and the end
+ * of a session wait for nobody; nor does a client that nobody has answered yet.
  *
  * Recovery of a session, within the call that meets the refusal:
  *   - the server is elsewhere (an answer was lost for good, or somebody used the session): its
@@ -92,6 +95,7 @@ struct tv_client_options {
     int32_t total_ms;    /* deadline of a call with all its retries and pauses */
     int32_t retries_max;
     int32_t backoff_ms; /* the first pause at most; doubles, at most 5 s; half of it is jitter */
+    int32_t restart_ms; /* how long a server that restarts is waited for; 0: as retries_max says */
 };
 
 struct tv_client_problem {

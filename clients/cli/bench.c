@@ -35,7 +35,8 @@ static const char help[] =
     "  --accepted N      drafts of a tree that are right (3)\n"
     "  --rtt-ms T        round trip that is added to the link's own (0)\n"
     "  --think-ms T      a drafter's time between two rounds (0)\n"
-    "  --seed N          of prompts and wrong drafts (1)\n" TV_CLI_COMMON_HELP "\n"
+    "  --seed N          of prompts and wrong drafts (1)\n" TV_CLI_RESTART_HELP TV_CLI_COMMON_HELP
+    "\n"
     "Times of the table are milliseconds: round trip as a drafter sees it, server, queue and "
     "model\n"
     "as the server says.\n";
@@ -287,6 +288,7 @@ int tv_cli_bench(int argc, char **argv)
                                             {"rtt-ms", required_argument, NULL, RTT_MS},
                                             {"think-ms", required_argument, NULL, THINK_MS},
                                             {"seed", required_argument, NULL, SEED},
+                                            TV_CLI_RESTART_OPTION,
                                             TV_CLI_COMMON_OPTIONS};
     struct plan plan = {.drafters = 16, .rounds = 20, .nodes = 16, .accepted = 3, .seed = 1};
     int option;

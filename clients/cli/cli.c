@@ -14,19 +14,24 @@
 #define READ_STEP          65536
 #define KEY_BYTES_MAX      256 /* that a header has room for */
 #define KEY_FILE_BYTES_MAX 4096
+#define RESTART_S_MAX      3600
 #define LEAVE_MS           5000 /* for the DELETE of a session */
 #define GONE_MS            2000 /* the same, when the server had not answered before */
 
 void tv_cli_init(struct tv_cli *ret_cli)
 {
     const char *url = getenv("TREEVERIFY_URL");
+    struct tv_client_options options;
+    tv_client_options_init(&options);
     *ret_cli = (struct tv_cli){
         .url = url != NULL && url[0] != '\0' ? url : "http://127.0.0.1:8471",
+        .restart_ms = options.restart_ms,
     };
 }
 
 int tv_cli_option(struct tv_cli *cli, int option, const char *help)
 {
+    double number;
     switch (option) {
     case TV_CLI_OPT_URL:
         cli->url = optarg;
@@ -39,6 +44,12 @@ int tv_cli_option(struct tv_cli *cli, int option, const char *help)
         return -1;
     case TV_CLI_OPT_CACERT:
         cli->ca_file = optarg;
+        return -1;
+    case TV_CLI_OPT_RESTART:
+        if (tv_cli_parse_real(optarg, 0.0, RESTART_S_MAX, &number) != 0) {
+            return tv_cli_usage("--restart-s takes 0 to %d", RESTART_S_MAX);
+        }
+        cli->restart_ms = (int32_t)(number * 1e3);
         return -1;
     case TV_CLI_OPT_HELP:
         (void)fputs(help, stdout);
@@ -149,6 +160,10 @@ static int connect_with(const struct tv_cli *cli, struct tv_client_options optio
 {
     options.url = cli->url;
     options.ca_file = cli->ca_file;
+    options.restart_ms = cli->restart_ms;
+    if (options.total_ms - options.attempt_ms < cli->restart_ms) {
+        options.total_ms = cli->restart_ms + options.attempt_ms; /* and an attempt behind it */
+    }
     char *key = NULL;
     if (cli->ca_file != NULL && access(cli->ca_file, R_OK) != 0) {
         (void)fprintf(stderr, "treeverify: %s: %s\n", cli->ca_file, strerror(errno));

@@ -33,6 +33,7 @@ struct tv_cli {
     const char *key_file; /* whose first line is the key, or NULL */
     const char *ca_file;  /* of who is trusted under https, or NULL: the system's */
     int json;
+    int32_t restart_ms; /* of the library's options */
 };
 
 /* Commands: argv[0] is the command's name. Each returns an exit code. */
@@ -50,6 +51,7 @@ enum {
     TV_CLI_OPT_KEY_FILE,
     TV_CLI_OPT_CACERT,
     TV_CLI_OPT_HELP,
+    TV_CLI_OPT_RESTART, /* of commands whose work goes on when the server has been started anew */
     TV_CLI_OPT_OWN
 };
 #define TV_CLI_COMMON_OPTIONS                                                                      \
@@ -69,6 +71,14 @@ enum {
     "  --cacert FILE     under https: PEM of who is trusted, else the system's\n"                  \
     "  --json            JSON instead of text\n"                                                   \
     "  --help            this text\n"
+
+#define TV_CLI_RESTART_OPTION                                                                      \
+    {                                                                                              \
+        "restart-s", required_argument, NULL, TV_CLI_OPT_RESTART                                   \
+    }
+#define TV_CLI_RESTART_HELP                                                                        \
+    "  --restart-s T     a server that was there and refuses connections is waited for so long\n"  \
+    "                    (30); 0: as for other lost calls\n"
 
 /* TREEVERIFY_URL or the default address. */
 void tv_cli_init(struct tv_cli *ret_cli);

@@ -47,7 +47,7 @@ static const char help[] =
     "                    colours (auto: on a terminal)\n"
     "  --live auto|never\n"
     "                    a line with rates and times below the text (auto: on a "
-    "terminal)\n" TV_CLI_COMMON_HELP "\n"
+    "terminal)\n" TV_CLI_RESTART_HELP TV_CLI_COMMON_HELP "\n"
     "Acceptance length is new tokens per round, the model's own included.\n";
 
 struct plan {
@@ -510,6 +510,7 @@ int tv_cli_generate(int argc, char **argv)
                                             {"report", required_argument, NULL, REPORT},
                                             {"color", required_argument, NULL, COLOR},
                                             {"live", required_argument, NULL, LIVE},
+                                            TV_CLI_RESTART_OPTION,
                                             TV_CLI_COMMON_OPTIONS};
     struct plan plan = {.nodes_max = NODES_DEFAULT, .tokens_max = 200, .live = 1, .guesses = 1};
     int option;

@@ -163,6 +163,10 @@ class Cli(unittest.TestCase):
         self.run_client("bench", "--accepted", "64", code=64)
         for wrong in ("-1", "nan", "inf"):
             self.run_client("bench", "--rtt-ms", wrong, code=64)
+        for command in (("generate", "x"), ("bench",)):
+            _, error = self.run_client(*command, "--restart-s", "nan", code=64)
+            self.assertIn("--restart-s takes 0 to 3600", error)
+        self.run_client("health", "--restart-s", "1", code=64)  # it waits for nobody
         self.run_client("bench", "--rounds", "100000", code=64)  # no context is so long
         self.run_client("top", "--interval", "0", code=64)
         self.run_client("top", "--count", "x", code=64)

@@ -6,10 +6,12 @@ DRIVE (tests/cli/drive.c) makes one call of the library for each line it reads. 
 text, each token once, whatever happens on the way. ROUNDS with faults: 300 x TV_TEST_SCALE unless given.
 """
 
+import concurrent.futures
 import errno
 import itertools
 import os
 import sys
+import time
 import unittest
 
 from leash import GREEDY, SCALE, SEEDED, LeashTest, joined, tree
@@ -17,7 +19,7 @@ from leash import GREEDY, SCALE, SEEDED, LeashTest, joined, tree
 from fault_proxy import FaultProxy
 from proxy import ContractProxy
 
-from daemon import Daemon
+from daemon import Daemon, own_port
 
 SEED = int(os.environ.get("TV_TEST_SEED", "20261130"))
 ROUNDS = int(sys.argv[5]) if len(sys.argv) > 5 else max(40, int(300 * SCALE))
@@ -180,6 +182,28 @@ class Recovery(LeashTest):
                 self.assertNotEqual(answers[-1]["epoch"], epoch)
                 self.assertEqual(answers[-1]["resumed"], 1)
             proxy.close()
+
+    def test_a_slow_start_is_waited_for(self):
+        """Longer than two attempts take, by far: connections are refused, so nothing was sent, and nothing is lost."""
+        prompt = self.prompts(1)[0]
+        plain = self.plain(prompt, 8)
+        options = ("--threads", "1", "--listen-admin", "off", "--drain-grace-s", "0")
+        options = (*options, "--listen", f"127.0.0.1:{own_port()}")
+        with Daemon(self.SERVER, self.MODEL, *options) as daemon:
+            url = f"http://{daemon.host}:{daemon.port}"
+            drive = self.drive(url, retries=1).__enter__()
+            drive.create(prompt)
+            self.assertEqual(drive.say("decode", 3)["new"], plain[1:4])
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            call = pool.submit(drive.say, "decode", 4)
+            time.sleep(0.5)
+            self.assertFalse(call.done())
+            with Daemon(self.SERVER, self.MODEL, *options):
+                round = call.result()
+                self.assertEqual((round["recovered"], round["new"]), (RESUMED, plain[4:8]))
+                self.assertGreater(round["attempts"], 3)
+                drive.say("delete")
+        drive.__exit__()
 
     def test_finish_and_limits(self):
         prompt = self.prompts(1)[0]

@@ -325,6 +325,7 @@ int main(int argc, char **argv)
     options.url = argv[1];
     options.retries_max = (int32_t)strtol(argv[2], NULL, 10);
     options.backoff_ms = (int32_t)strtol(argv[3], NULL, 10);
+    options.restart_ms = 100000; /* a daemon of a sanitizer takes its time to start */
     if (tv_client_create(&options, &leash.client) != 0) {
         return 71;
     }

@@ -73,7 +73,51 @@ static void nobody_listens(void **state)
     stop(&server);
     assert_int_equal(tv_client_health(client, &answer, &problem), -ECONNREFUSED);
     assert_true(problem.detail[0] != '\0');
+    /* nor was anybody ever there: no restart is waited for */
+    assert_int_equal(tv_client_parity_run(client, NULL, 0, &answer, &problem), -ECONNREFUSED);
+    assert_int_equal(tv_client_attempts(client), 2 * 5);
     tv_client_destroy(client);
+}
+
+/* Where somebody was and nobody listens now, the time for a restart counts instead of retries; not
+ * for probes, and not where there are no retries at all. */
+static void restart_is_waited_for(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t retries_max, restart_ms, least_ms, attempts; /* 0: as many as there is time for */
+    } cases[] = {{1, 300, 300, 0}, {1, 0, 0, 2}, {0, 300, 0, 1}};
+    static const struct step steps[] = {
+        {.status = "200 OK", .type = "application/json", .body = "{}"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct server server;
+        struct tv_client_answer answer = {0};
+        struct tv_client_problem problem;
+        struct tv_client_options options;
+        struct tv_client *client = NULL;
+        start(&server, steps, 1);
+        tv_client_options_init(&options);
+        assert_int_equal(options.restart_ms, 30000);
+        options.url = server.url;
+        options.retries_max = cases[i].retries_max;
+        options.backoff_ms = 1;
+        options.restart_ms = -1;
+        assert_int_equal(tv_client_create(&options, &client), -EINVAL);
+        options.restart_ms = cases[i].restart_ms;
+        assert_int_equal(tv_client_create(&options, &client), 0);
+        assert_int_equal(tv_client_parity_run(client, NULL, 0, &answer, &problem), 0);
+        tv_client_answer_finish(&answer);
+        stop(&server);
+        int64_t before = now_ms(), attempts = tv_client_attempts(client);
+        assert_int_equal(tv_client_parity_run(client, NULL, 0, &answer, &problem), -ECONNREFUSED);
+        assert_true(now_ms() - before >= cases[i].least_ms);
+        attempts = tv_client_attempts(client) - attempts;
+        assert_true(cases[i].attempts == 0 || attempts == cases[i].attempts);
+        attempts = tv_client_attempts(client);
+        assert_int_equal(tv_client_health(client, &answer, &problem), -ECONNREFUSED);
+        assert_int_equal(tv_client_attempts(client) - attempts, cases[i].retries_max + 1);
+        tv_client_destroy(client);
+    }
 }
 
 static void urls(void **state)
@@ -213,7 +257,7 @@ int main(void)
         cmocka_unit_test(retries_are_bounded), cmocka_unit_test(silent_server_meets_the_deadline),
         cmocka_unit_test(nobody_listens),      cmocka_unit_test(urls),
         cmocka_unit_test(methods_and_paths),   cmocka_unit_test(success_has_no_problem),
-        cmocka_unit_test(retry_after_of_days),
+        cmocka_unit_test(retry_after_of_days), cmocka_unit_test(restart_is_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
