@@ -1,9 +1,12 @@
 """Rules without input or output: retries, problems, arrays, the digest chain. A script plays the server."""
 
+import asyncio
 import base64
 import dataclasses
 import email.utils
 import json
+import socket
+import threading
 import time
 import unittest
 
@@ -24,14 +27,17 @@ def problem(status, code, retryable=False, headers=None, **more):
     return Reply(status, headers or {}, json.dumps(body).encode())
 
 
-def play(flow, script):
-    """Run a flow against replies and exceptions; returns (result or exception, sends, pauses)."""
+def play(flow, script, now=None):
+    """Run a flow against replies and exceptions; returns (result or exception, sends, pauses). now: a clock that pauses
+    move."""
     script, sends, pauses = list(script), [], []
     try:
         effect = next(flow)
         while True:
             if isinstance(effect, Pause):
                 pauses.append(effect.seconds)
+                if now is not None:
+                    now[0] += effect.seconds
                 effect = flow.send(None)
                 continue
             sends.append(effect)
@@ -46,6 +52,7 @@ def play(flow, script):
 
 GOOD = Reply(200, {}, b'{"ok":true}')
 LOST = tv.TransportError("lost")
+REFUSED = tv.TransportError("nobody listens", refused=True)
 
 
 class CallsTest(unittest.TestCase):
@@ -99,10 +106,59 @@ class CallsTest(unittest.TestCase):
         nan, inf = float("nan"), float("inf")
         for bad in (
             dict(attempts=0), dict(total_s=0), dict(base_s=2, cap_s=1), dict(total_s=nan), dict(base_s=nan), dict(cap_s=nan),
-            dict(base_s=inf, cap_s=inf),
+            dict(base_s=inf, cap_s=inf), dict(restart_s=-1), dict(restart_s=nan),
         ):
             with self.assertRaises(ValueError):
                 Retry(**bad)
+
+    def test_a_server_that_restarts(self):
+        """Refused connections, where somebody has answered before: waited for so long, and counted elsewhere."""
+        def tried(script, answered=True, patient=True, **retry):
+            now = [0.0]
+            context = Context(Retry(**retry), clock=lambda: now[0], uniform=lambda: 1.0)
+            if answered:
+                play(call(context, "GET", "/x"), [problem(422, "wrong-value")])
+            result, sends, pauses = play(call(context, "POST", "/x", {}, patient=patient), script, now)
+            return result, len(sends), sum(pauses)
+
+        pauses = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
+        result, sends, waited = tried([REFUSED] * 13)
+        self.assertEqual((result, sends), (REFUSED, 13))
+        self.assertAlmostEqual(waited, 30.0)  # the pauses, and what is left for the last one
+        self.assertLess(sum(pauses), 30.0)
+        for fewer in (dict(answered=False), dict(patient=False), dict(restart_s=0)):
+            self.assertEqual(tried([REFUSED] * 8, **fewer)[:2], (REFUSED, 8))
+        self.assertEqual(tried([REFUSED], attempts=1)[:2], (REFUSED, 1))
+        self.assertEqual(tried([REFUSED] * 5, attempts=3, restart_s=100.0, total_s=1.0)[:2], (REFUSED, 5))
+        busy = problem(503, "loading", True)
+        self.assertEqual(tried([LOST, *[REFUSED] * 9, busy, GOOD], attempts=3)[:2], ({"ok": True}, 12))
+        self.assertEqual(tried([LOST, *[REFUSED] * 9, busy, LOST], attempts=3)[:2], (LOST, 12))
+
+    def test_refused_is_that_nobody_listens(self):
+        async def ask(url):
+            async with tv.AsyncClient(url, retry=Retry(attempts=1)) as client:
+                await client.model()
+
+        def plainly(url):
+            with tv.Client(url, retry=Retry(attempts=1)) as client, self.assertRaises(tv.TransportError) as caught:
+                client.model()
+            return caught.exception.refused
+
+        def ways(url):
+            with self.assertRaises(tv.TransportError) as caught:
+                asyncio.run(ask(url))
+            return plainly(url), caught.exception.refused
+
+        with socket.socket() as nobody, socket.socket() as mute:
+            nobody.bind(("127.0.0.1", 0))
+            self.assertEqual(ways(f"http://127.0.0.1:{nobody.getsockname()[1]}"), (True, True))
+            mute.bind(("127.0.0.1", 0))
+            mute.listen()
+
+            thread = threading.Thread(target=lambda: mute.accept()[0].close())
+            thread.start()
+            self.assertFalse(plainly(f"https://127.0.0.1:{mute.getsockname()[1]}"))  # somebody is there
+            thread.join()
 
     def test_answers_of_intermediaries(self):
         proxy_says = Reply(502, {"content-type": "text/html"}, b"<html>bad gateway")

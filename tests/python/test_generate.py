@@ -236,6 +236,8 @@ class GenerateTest(DaemonTest):
         for wrong in ("nan", "inf", "-1", "-inf"):
             _, error = self.run_command("generate", f"--temperature={wrong}", "x", code=64)
             self.assertIn(f"--temperature: {wrong} is not a finite number of at least 0", error)
+        _, error = self.run_command("generate", "--restart-s", "nan", "x", code=64)
+        self.assertIn("--restart-s: nan is not in 0 to 3600", error)
         for url in ("ftp://x", "http://[::1"):
             self.run_command("generate", "--url", url, "x", code=64)
         for command, file in ((("generate", "x"), "/nonexistent"), (("bench",), os.devnull)):

@@ -1,16 +1,42 @@
 """A server that is stopped and started again under a client: the session goes on, and nothing is asked for twice."""
 
+import concurrent.futures
 import tempfile
+import time
 import unittest
 
 from harness import GREEDY, MODEL, QUICK, SEEDED, SERVER, Daemon, prompts, url_of
 
 from daemon import own_port
 
-from treeverify import Client, Tree
+from treeverify import Client, Retry, Tree
 
 
 class RestartTest(unittest.TestCase):
+    def test_a_slow_start_is_waited_for(self):
+        """Longer than two attempts take, by far: connections are refused, so nothing was sent, and nothing is lost."""
+        prompt = prompts(1)[0]
+        options = ("--threads", "1", "--listen-admin", "off", "--drain-grace-s", "0")
+        options = (*options, "--listen", f"127.0.0.1:{own_port()}")
+        retry = Retry(attempts=2, base_s=0.01, cap_s=0.02, restart_s=100.0)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            with Daemon(SERVER, MODEL, *options) as first:
+                client = Client(url_of(first), retry=retry, timeout_s=60)
+                session = client.session(prompt, sampling=GREEDY)
+                session.decode(3)
+                text = session.new_tokens
+            call = pool.submit(session.decode, 3)
+            before = client.retries
+            while client.retries < before + 20 and not call.done():
+                time.sleep(0.01)
+            with Daemon(SERVER, MODEL, *options):
+                round = call.result(timeout=120)
+                self.assertEqual(round.recovered, "resumed")
+                self.assertEqual(session.new_tokens, [*text, *round.new_tokens])
+                session.close()
+            self.assertFalse(client.health())  # at once
+            client.close()
+
     def test_sessions_outlive_their_server(self):
         options = ("--threads", "1", "--pages", "80", "--drain-grace-s", "0", "--listen-admin", "off")
         options = (*options, "--snapshot-bytes", str(1 << 30))

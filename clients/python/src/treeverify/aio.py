@@ -87,7 +87,8 @@ class AsyncClient:
 
     async def health(self) -> bool:
         try:
-            return (await self.request("GET", "/healthz")).get("status") == "ok"
+            answer = await self._run(call(self._settings.context, "GET", "/healthz", patient=False))
+            return answer.get("status") == "ok"
         except TransportError:
             return False
 

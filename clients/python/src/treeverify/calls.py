@@ -38,17 +38,26 @@ class Retry:
     attempts: of one call, the first included. total_s: of one call with all pauses. The pause before attempt k + 1 is
     drawn from [0.5, 1] x min(cap_s, base_s x 2^(k-1)), and is never shorter than the server's Retry-After. A call
     whose pause would end after total_s fails with what it last saw.
+
+    restart_s: a server that has answered this client before, and whose connections are refused now, is starting again. It
+    is waited for so long, with the same pauses, whatever attempts says (but for 1: never again); 0: refused connections
+    count like the others, as they do as long as nothing has ever answered. health() and the end of a session wait for
+    nobody.
     """
 
     attempts: int = 8
     total_s: float = 120.0
     base_s: float = 0.05
     cap_s: float = 5.0
+    restart_s: float = 30.0
 
     def __post_init__(self) -> None:
         # what nan is compared with is false
-        if not (self.attempts >= 1 and self.total_s > 0 and 0 <= self.base_s < math.inf and self.base_s <= self.cap_s):
-            raise ValueError("Retry: attempts >= 1, total_s > 0, 0 <= base_s <= cap_s, base_s finite")
+        if not (
+            self.attempts >= 1 and self.total_s > 0 and 0 <= self.base_s < math.inf and self.base_s <= self.cap_s
+            and self.restart_s >= 0
+        ):
+            raise ValueError("Retry: attempts >= 1, total_s > 0, 0 <= base_s <= cap_s, base_s finite, restart_s >= 0")
 
     def pause_s(self, failures: int, retry_after_s: float | None, uniform: Callable[[], float]) -> float:
         """The pause after `failures` failed attempts (>= 1); uniform draws from [0, 1)."""
@@ -60,7 +69,8 @@ class Retry:
 @dataclass(frozen=True)
 class Send:
     """Do one HTTP exchange; content None means no body. wait_s is added to the driver's own timeout. key, when not
-    empty, is sent as Idempotency-Key, the same with every attempt. limit_s: at most the driver's timeout."""
+    empty, is sent as Idempotency-Key, the same with every attempt. limit_s: at most the driver's timeout. patient False: a
+    server that restarts is not waited for."""
 
     method: str
     path: str
@@ -68,6 +78,7 @@ class Send:
     wait_s: float = 0.0
     key: str = ""
     limit_s: float = math.inf
+    patient: bool = True
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,16 @@ async def drive_async(flow: Generator[Any, Any, T], perform: Callable[[Any], Awa
 
 
 @dataclass
+class Failures:
+    """Of one call so far."""
+
+    started: float
+    counted: int = 0  # against Retry.attempts
+    refused: int = 0  # while the server restarts
+    refused_from: float = 0.0  # the first of those
+
+
+@dataclass
 class Context:
     """What flows need from their surroundings: the retry rule, a clock and a source of jitter."""
 
@@ -132,16 +153,33 @@ class Context:
     clock: Callable[[], float] = time.monotonic
     uniform: Callable[[], float] = random.random
     retries: int = 0  # attempts after the first, of all calls so far
+    answered: bool = False  # somebody was there, whatever was said
 
-    def run_again(self, error: TransportError | ProblemError, failures: int, started: float) -> float | None:
+    def failures(self) -> Failures:
+        return Failures(self.clock())
+
+    def run_again(
+        self, error: TransportError | ProblemError, failures: Failures, patient: bool = True
+    ) -> float | None:
         """Seconds to pause before the next attempt, or None when there is none."""
-        if failures >= self.retry.attempts:
-            return None
-        after = error.retry_after_s if isinstance(error, ProblemError) else None
-        pause = self.retry.pause_s(failures, after, self.uniform)
-        if self.clock() - started + pause > self.retry.total_s:
-            return None
-        return pause
+        now, longest = self.clock(), math.inf
+        restarts = patient and self.answered and self.retry.restart_s > 0 and self.retry.attempts > 1
+        if restarts and isinstance(error, TransportError) and error.refused:
+            if failures.refused == 0:
+                failures.refused_from = now
+            failures.refused += 1
+            longest = failures.refused_from + self.retry.restart_s - now
+            if longest <= 0:
+                return None
+            pause = self.retry.pause_s(failures.refused, None, self.uniform)
+        else:
+            failures.counted += 1
+            if failures.counted >= self.retry.attempts:
+                return None
+            after = error.retry_after_s if isinstance(error, ProblemError) else None
+            pause = self.retry.pause_s(failures.counted, after, self.uniform)
+        pause = min(pause, longest)  # the last attempt is made when the time is over
+        return None if now - failures.started + pause > self.retry.total_s else pause
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -191,18 +229,17 @@ def worth_another(error: TransportError | ProblemError) -> bool:
 
 def send(context: Context, request: Send) -> Flow[Reply]:
     """The exchange, repeated unchanged while that helps. Raises ProblemError or TransportError."""
-    started = context.clock()
-    failures = 0
+    failures = context.failures()
     while True:
         try:
             reply = yield request
             assert reply is not None
+            context.answered = True
             if reply.status >= 400:
                 decode(reply)
             return reply
         except (TransportError, ProblemError) as error:
-            failures += 1
-            pause = context.run_again(error, failures, started) if worth_another(error) else None
+            pause = context.run_again(error, failures, request.patient) if worth_another(error) else None
             if pause is None:
                 raise
         context.retries += 1
@@ -216,8 +253,9 @@ def call(
     body: Mapping[str, Any] | None = None,
     wait_s: float = 0.0,
     key: str = "",
+    patient: bool = True,
 ) -> Flow[dict[str, Any]]:
     """A call with a JSON answer; 204 gives {}."""
     content = None if body is None else encode(body)
-    reply = yield from send(context, Send(method, path, content, wait_s, key))
+    reply = yield from send(context, Send(method, path, content, wait_s, key, patient=patient))
     return decode(reply)

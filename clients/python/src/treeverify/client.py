@@ -79,8 +79,20 @@ class Http:
         return Reply(answer.status_code, {name.lower(): value for name, value in answer.headers.items()}, answer.content)
 
     def failure(self, error: httpx.RequestError) -> TransportError:
-        words = str(error) or type(error).__name__
-        return TransportError(f"{self.url}: {words}", timed_out=isinstance(error, httpx.TimeoutException))
+        words, refused = str(error) or type(error).__name__, isinstance(error, httpx.ConnectError) and _refused(error)
+        return TransportError(
+            f"{self.url}: {words}", timed_out=isinstance(error, httpx.TimeoutException), refused=refused
+        )
+
+
+def _refused(error: BaseException | None) -> bool:
+    """Whether nobody listened, by the first error of the system under one of httpx: of several addresses, at all."""
+    several = getattr(error, "exceptions", None)
+    if several:
+        return all(map(_refused, several))
+    if error is None or (isinstance(error, OSError) and error.errno is not None):
+        return isinstance(error, ConnectionRefusedError)
+    return _refused(error.__cause__ or error.__context__)
 
 
 class _Sent:
@@ -256,7 +268,7 @@ class Client:
     def health(self) -> bool:
         """The process answers. False when it does not (no exception)."""
         try:
-            return self.request("GET", "/healthz").get("status") == "ok"
+            return self._run(call(self._settings.context, "GET", "/healthz", patient=False)).get("status") == "ok"
         except TransportError:
             return False
 

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .calls import Retry
 from .errors import Error, ProblemError, TransportError
 
 OK, USAGE, NO_INPUT, UNREACHABLE, NO_OUTPUT, CUT, REFUSED, INTERRUPTED = 0, 64, 66, 69, 73, 74, 76, 130
 KEY_BYTES_MAX = 4096
+RESTART_S_MAX = 3600
 
 
 class Failure(Exception):
@@ -55,13 +57,19 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=os.environ.get("TREEVERIFY_URL", "http://127.0.0.1:8471"))
     parser.add_argument("--key-file", metavar="FILE", help="its first line is the server's key")
     parser.add_argument("--cacert", metavar="FILE", help="under https: PEM of who is trusted, else the system's")
+    parser.add_argument(
+        "--restart-s", type=real(0, RESTART_S_MAX), default=Retry.restart_s, metavar="T",
+        help="a server that was there and refuses connections is waited for so long (30); 0: as for other lost calls",
+    )
     parser.add_argument("--live", choices=("auto", "never"), default="auto", help="a status line on a terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
 def reach(options: argparse.Namespace) -> dict[str, Any]:
-    """What Client and AsyncClient need besides the address: the key as a header, and who is trusted."""
-    reached: dict[str, Any] = {"ca_file": options.cacert}
+    """What Client and AsyncClient need besides the address: the key as a header, who is trusted, how long to wait."""
+    restart_s, usual = options.restart_s, Retry()
+    retry = Retry(restart_s=restart_s, total_s=max(usual.total_s, restart_s + usual.restart_s))
+    reached: dict[str, Any] = {"ca_file": options.cacert, "retry": retry}
     if options.cacert is not None:
         try:
             ssl.create_default_context(cafile=options.cacert)

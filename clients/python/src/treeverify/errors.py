@@ -24,9 +24,10 @@ class TransportError(Error):
     committed: bool | None = None
     retryable = True
 
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+    def __init__(self, message: str, *, timed_out: bool = False, refused: bool = False) -> None:
         super().__init__(message)
         self.timed_out = timed_out
+        self.refused = refused  # nobody listens there now: nothing was sent
 
 
 class ContractError(Error):

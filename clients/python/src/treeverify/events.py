@@ -64,7 +64,7 @@ class Following:
         self.path = f"/v1/sessions/{session}/events"
         self.over = False
         self._context, self._last = context, after
-        self._parser, self._failures, self._started = Parser(), 0, context.clock()
+        self._parser, self._failures = Parser(), context.failures()
 
     def headers(self) -> dict[str, str]:
         """Of the next connection, which begins anew."""
@@ -76,13 +76,14 @@ class Following:
 
     def check(self, reply: Reply) -> None:
         """Another status than 200, with its whole body: raises its problem."""
+        self._context.answered = True
         decode(reply)
         raise ContractError(f"{self.path}: status {reply.status} is no stream")
 
     def take(self, chunk: bytes) -> list[Event]:
         events = self._parser.take(chunk)
         for event in events:
-            self._failures, self._started = 0, self._context.clock()
+            self._failures, self._context.answered = self._context.failures(), True
             if event.id is not None:
                 self._last = event.id
             self.over |= event.name == "end"
@@ -90,10 +91,9 @@ class Following:
 
     def again(self, error: TransportError | ProblemError) -> float:
         """The connection is lost, or there was none: seconds to pause before the next one. Raises when it is no use."""
-        self._failures += 1
         pause = None
         if worth_another(error):
-            pause = self._context.run_again(error, self._failures, self._started)
+            pause = self._context.run_again(error, self._failures)
         if pause is None:
             raise error
         self._context.retries += 1

@@ -499,7 +499,7 @@ class SessionCore:
                 if leaving:
                     yield Send("DELETE", self.path, limit_s=LEAVING_S)
                 else:
-                    yield from call(self.context, "DELETE", self.path)
+                    yield from call(self.context, "DELETE", self.path, patient=False)
 
 
 def _part(round: Round, nodes: I32, rows: Rows | None, dtype: str | None) -> tuple[str, I32]:
