@@ -10,6 +10,7 @@
 #include "clients/c/internal.h"
 
 #define BACKOFF_MS_MAX 5000
+#define ATTEMPT_MS_MIN 5 /* timers end a little early: in less nothing is tried */
 
 /* A number of 0 to 1 (xorshift64). */
 static double jitter(struct tv_client_server *server)
@@ -77,5 +78,5 @@ int64_t tv_client_next_pause(struct tv_client *client, int error,
             pause = (int64_t)problem->retry_after_s * 1000;
         }
     }
-    return now_ms + pause < deadline_ms ? pause : -1;
+    return now_ms + pause + ATTEMPT_MS_MIN <= deadline_ms ? pause : -1;
 }
