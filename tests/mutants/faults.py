@@ -60,7 +60,7 @@ FAULTS = [
      ["verify_shared"]),
     ("rider-draws-at-its-first", "daemon/model/verify.c", "if (draws && pass->rows > rows + 1) {", "if (draws && pass->rows < rows) {", ["verify_shared"]),
     ("rider-too-deep", "daemon/sched/prefill.c", "if (admit(sched, job) != 0 || !tv_sched_share_may(sched, job)) {", "if (admit(sched, job) != 0) {", ["sched_share"]),
-    ("rider-at-any-cost", "daemon/sched/share.c", "share->token_ns <= slice_us * 1000 / slice", "share->token_ns >= 0", ["sched_share"]),
+    ("rider-at-any-cost", "daemon/sched/share.c", "share->token_ns <= slice_us * 1000 / slice", "share->token_ns >= 0", ["sched_costs"]),
     ("first-page-everywhere", "daemon/model/verify.c", "i < seq->page_count ? seq->pages[i] : -1", "i < seq->page_count ? seq->pages[0] : -1",
      ["model", "verify_trees", "model_refs"]),
     ("scale-once", "daemon/model/model_rope.c", "scale *= mscale * mscale;", "scale *= mscale;", ["model_config", "model_refs"]),

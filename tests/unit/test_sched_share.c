@@ -6,7 +6,6 @@
  * judged by time.
  */
 #include <errno.h>
-#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -379,128 +378,6 @@ static void a_launch_that_lacks_a_round_teaches_nothing(void **state)
     free(race);
 }
 
-static void plant_slices(struct tv_sched *sched, int32_t rows, int64_t us)
-{
-    for (int i = 0; i < 15; i++) {
-        tv_sched_curve_add(sched->share.slices, rows, us);
-    }
-}
-
-/* With the lock, which costs_end lets go: launches of 1 and 2 nodes were measured. */
-static struct tv_sched *costs_begin(struct fixture *fixture)
-{
-    struct tv_sched *sched = fixture->sched;
-    plant(fixture, 2, 10000);
-    plant(fixture, 1, 100);
-    tv_sched_lock(sched);
-    for (int32_t rows = 1; rows <= 1024; rows *= 2) {
-        plant_slices(sched, rows, LONG_US);
-    }
-    sched->engine->rider_rows = 32;
-    sched->engine->prefill_rows = 64;
-    return sched;
-}
-
-static void costs_end(struct tv_sched *sched)
-{
-    sched->engine->prefill_rows = 16;
-    tv_sched_unlock(sched);
-}
-
-/* What a launch took decides how many tokens the next one takes along. */
-static void the_measured_cost_decides_how_many(void **state)
-{
-    struct tv_sched *sched = costs_begin(*state);
-    struct job job = {.token_count = 100000, .own_context = 1};
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 8);
-    assert_int_equal(tv_sched_share_rows(sched, &job, 8), 0); /* never measured */
-    tv_sched_share_note(sched, &job, 8, 2, 15000);            /* half as much again: more */
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
-    tv_sched_share_note(sched, &job, 7, 2, 10000); /* the prompt's end: says nothing of more */
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
-    for (int i = 0; i < 20; i++) {
-        tv_sched_share_note(sched, &job, sched->share.rows, 2, 10000);
-    }
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 32); /* what the engine takes */
-    sched->launch_rows = 12;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
-    sched->launch_rows = 2;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
-    sched->launch_rows = 256;
-    tv_sched_share_note(sched, &job, 32, 2, 15001);
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 16);
-    tv_sched_share_note(sched, &job, 16, 1, 1100); /* a millisecond more is always fine */
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 20);
-    tv_sched_share_note(sched, &job, 20, 1, 1101);
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
-
-    sched->sliced = &job; /* in the middle of a slice */
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
-    sched->sliced = NULL;
-    sched->engine->rider_rows = 0;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
-    costs_end(sched);
-}
-
-/* And how deep in a prompt. */
-static void the_measured_cost_decides_how_deep(void **state)
-{
-    struct tv_sched *sched = costs_begin(*state);
-    struct job job = {.token_count = 100000, .own_context = 1};
-    sched->share.rows = 10;
-    job.token_done = 63; /* every prompt's beginning */
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 10);
-    job.token_done = 64;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
-    job.token_done = 60; /* as deep again as what was cheap */
-    tv_sched_share_note(sched, &job, 10, 2, 10000);
-    job.token_done = 139;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 12);
-    job.token_done = 140;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
-    job.token_done = 100; /* the fewest tokens are too many there */
-    tv_sched_share_note(sched, &job, 4, 2, 20000);
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
-    job.token_done = 99;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 4);
-    job.token_count = 101;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 2);
-    job.token_done = 0;
-    tv_sched_share_note(sched, &job, 4, 2, 20000);
-    job.token_done = 63;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 4);
-    job.token_done = INT_MAX - 40; /* no overflow */
-    job.token_count = INT_MAX;
-    tv_sched_share_note(sched, &job, 4, 2, 10000);
-    assert_int_equal(sched->share.keys, INT_MAX);
-    costs_end(sched);
-}
-
-/* A token in a launch beside one in a slice of what is left, at most the engine's. */
-static void a_token_goes_where_it_is_cheap(void **state)
-{
-    struct tv_sched *sched = costs_begin(*state);
-    struct job job = {.token_count = 20, .own_context = 1};
-    sched->share.rows = 5;
-    plant_slices(sched, 16, 600);
-    plant_slices(sched, 32, 800);
-    plant_slices(sched, 64, 800);
-    tv_sched_share_note(sched, &job, 10, 2, 11600); /* a quarter of 160 us */
-    assert_int_equal(sched->share.token_ns, 40000);
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 5); /* 800 us of 20 tokens */
-    job.token_count = 21;
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 0);
-    job.token_count = 10; /* 600 us of 10 */
-    assert_int_equal(tv_sched_share_rows(sched, &job, 2), 5);
-    job.token_count = 1000; /* 800 us of 64, the engine's slice */
-    int32_t refused = 0;
-    while (tv_sched_share_rows(sched, &job, 2) == 0) {
-        refused++;
-    }
-    assert_in_range(refused, 150, 350); /* one tries again */
-    costs_end(sched);
-}
-
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, fixture_teardown)
@@ -514,9 +391,6 @@ int main(void)
         CASE(a_lost_device_ends_both),
         CASE(what_is_refused_along_is_no_matter_of_the_rounds),
         CASE(a_launch_that_lacks_a_round_teaches_nothing),
-        CASE(the_measured_cost_decides_how_many),
-        CASE(the_measured_cost_decides_how_deep),
-        CASE(a_token_goes_where_it_is_cheap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
