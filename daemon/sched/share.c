@@ -86,6 +86,9 @@ void tv_sched_share_note(struct tv_sched *sched, const struct job *job, int32_t 
 {
     struct tv_sched_share *share = &sched->share;
     int64_t alone_us = tv_sched_curve_median(sched->curve, nodes);
+    if (alone_us < 0) { /* it lost a round on its way to the device: nothing to hold it against */
+        return;
+    }
     int64_t slack_us = alone_us / 2 > SLACK_US ? alone_us / 2 : SLACK_US;
     int64_t token_ns = took_us > alone_us ? (took_us - alone_us) * 1000 / rows : 0;
     int32_t end = position(job) + rows;

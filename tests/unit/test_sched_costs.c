@@ -80,6 +80,28 @@ static void the_measured_cost_decides_how_many(void **state)
     costs_end(sched);
 }
 
+/* A launch may lose a round after it was picked. What is left may be of a size that was never
+ * measured: what it took says nothing of the tokens that went along. */
+static void a_size_never_measured_teaches_nothing(void **state)
+{
+    struct tv_sched *sched = costs_begin(*state);
+    struct job job = {.token_count = 100000, .own_context = 1};
+    const struct tv_sched_share before = sched->share;
+    int64_t known = tv_sched_curve_median(sched->curve, 8);
+    tv_sched_share_note(sched, &job, 8, 8, 20000);
+    const struct tv_sched_share slow = sched->share;
+    tv_sched_share_note(sched, &job, 8, 8, 900);
+    const struct tv_sched_share quick = sched->share;
+    costs_end(sched);
+    assert_int_equal(known, -1);
+    assert_int_equal(slow.token_ns, before.token_ns);
+    assert_int_equal(slow.rows, before.rows);
+    assert_int_equal(slow.keys, before.keys);
+    assert_int_equal(quick.token_ns, before.token_ns);
+    assert_int_equal(quick.rows, before.rows);
+    assert_int_equal(quick.keys, before.keys);
+}
+
 /* And how deep in a prompt. */
 static void the_measured_cost_decides_how_deep(void **state)
 {
@@ -145,6 +167,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(the_measured_cost_decides_how_many),
+        CASE(a_size_never_measured_teaches_nothing),
         CASE(the_measured_cost_decides_how_deep),
         CASE(a_token_goes_where_it_is_cheap),
     };
