@@ -376,10 +376,12 @@ void tv_sched_launch_run(struct tv_sched *sched, int32_t count);
 void tv_sched_between(void *context);
 void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t rows_max);
 /* The same in a launch of rounds. ride: 1 and what of the prompt goes along, or 0: nothing does,
- * and the job may have failed. rode: the launch is over. */
+ * and the job may have failed. rode: the launch is over. ran: was it in the launch's pass, whatever
+ * became of it there? */
 int tv_sched_prefill_ride(struct tv_sched *sched, struct job *job, int32_t rows_max,
                           struct tv_rider *ret_rider);
 void tv_sched_prefill_rode(struct tv_sched *sched, struct job *job, const struct tv_rider *rider);
+int tv_sched_prefill_ran(const struct tv_rider *rider);
 void tv_sched_parity_take(struct tv_sched *sched, struct job *job, const struct tv_round_out *out,
                           struct tv_shadow_round *captured);
 /* Its oracles have spoken, or the server stops. */

@@ -274,12 +274,16 @@ static int all_ran(const struct tv_sched *sched, int32_t count)
 }
 
 /* What the launch teaches: its cost, who drafted in vain, and that rounds are about. took_us below
- * 0: it failed. ridden: tokens of the rider that it took along. */
-static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows, int32_t ridden,
-                        int64_t took_us, int64_t end_us)
+ * 0: it failed. rider: NULL, or what was to go along. */
+static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows,
+                        const struct tv_rider *rider, int64_t took_us, int64_t end_us)
 {
     int measured = took_us >= 0 && all_ran(sched, count);
+    int32_t ridden = rider != NULL && rider->rc == 0 ? rider->count : 0;
     tv_sched_lock(sched);
+    if (rider != NULL && tv_sched_prefill_ran(rider)) {
+        sched->rider->account->served += rider->count;
+    }
     if (measured && ridden > 0) {
         tv_sched_share_note(sched, sched->rider, ridden, rows, took_us);
     } else if (measured) {
@@ -355,16 +359,16 @@ void tv_sched_launch_run(struct tv_sched *sched, int32_t count)
     }
     tv_sched_engine_enter(sched);
     start_us = tv_clock_us();
+    const struct tv_rider *along = prompt != NULL ? &rider : NULL;
     int rc = launch(sched, count, prompt != NULL ? &rider : NULL);
     int64_t took_us = tv_clock_us() - start_us;
-    int32_t ridden = prompt != NULL && rider.rc == 0 ? rider.count : 0;
     tv_sched_engine_leave(sched, rc);
     tv_sched_count_engine(sched, rc);
-    tv_sched_count_launch(sched, rows, ridden);
+    tv_sched_count_launch(sched, rows, along != NULL && along->rc == 0 ? along->count : 0);
     for (int32_t i = 0; i < count; i++) {
         sched->batch[i]->sample_us += took_us - sched->batch_out[i].device_us;
     }
-    launch_note(sched, count, rows, ridden, rc == 0 ? took_us : -1, start_us + took_us);
+    launch_note(sched, count, rows, along, rc == 0 ? took_us : -1, start_us + took_us);
     for (int32_t i = 0; i < count; i++) {
         round_settle(sched, i, count);
     }

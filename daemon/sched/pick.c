@@ -3,9 +3,10 @@
  * one.
  *
  * Every row that the device computes for a principal, drafted, decoded or prefilled, counts as
- * service; who has had least comes first. A principal that was away comes back level with the
- * others: it saves nothing up. Refuses nothing; a round that does not fit this launch is first in
- * the next.
+ * service; who has had least comes first. A prompt's rows count when it is known which are computed
+ * (prefill.c, launch.c): known pages are none, nor is what a launch did not take along. A principal
+ * that was away comes back level with the others: it saves nothing up. Refuses nothing; a round
+ * that does not fit this launch is first in the next.
  */
 #include <limits.h>
 
@@ -222,7 +223,6 @@ static void pick_rider(struct tv_sched *sched, int32_t nodes)
             begin(sched, job);
         }
         job->turn = sched->turns++;
-        job->account->served += sched->rider_rows;
         sched->rider = job;
     }
 }
@@ -298,6 +298,5 @@ struct job *tv_sched_pick_slice(struct tv_sched *sched, int64_t now_us, int32_t 
         rows_max = sched->launch_rows;
     }
     *ret_rows = rows < rows_max ? rows : rows_max;
-    best->account->served += *ret_rows;
     return best;
 }

@@ -138,6 +138,14 @@ static void advance(struct tv_sched *sched, struct job *job, int32_t count)
     job->token_done += count;
 }
 
+/* So many rows more, or fewer, are its principal's. */
+static void charge(struct tv_sched *sched, const struct job *job, int32_t rows)
+{
+    tv_sched_lock(sched);
+    job->account->served += rows;
+    tv_sched_unlock(sched);
+}
+
 void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t rows_max)
 {
     struct tv_drawn drawn = {0};
@@ -150,6 +158,7 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t row
     }
     if (count > 0) {
         int last = job->token_done + count == job->token_count;
+        charge(sched, job, count); /* before it: rounds between its parts are picked by that */
         int64_t start_us = tv_clock_us() - sched->between_us;
         tv_sched_engine_enter(sched);
         const struct tv_round_rule *rule = draws(job) && last ? &job->rule : NULL;
@@ -162,6 +171,7 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t row
         int64_t took_us = tv_clock_us() - sched->between_us - start_us;
         job->gpu_us += took_us;
         if (rc != 0) {
+            charge(sched, job, rc == -ENOSPC ? -count : 0); /* without pages nothing is computed */
             tv_sched_job_fail_rc(sched, job, rc);
             return;
         }
@@ -192,10 +202,15 @@ int tv_sched_prefill_ride(struct tv_sched *sched, struct job *job, int32_t rows_
     return count > 0;
 }
 
+int tv_sched_prefill_ran(const struct tv_rider *rider)
+{
+    return rider->rc != -EAGAIN && rider->rc != -ENOSPC;
+}
+
 void tv_sched_prefill_rode(struct tv_sched *sched, struct job *job, const struct tv_rider *rider)
 {
     int rc = rider->rc;
-    if (rc == -EAGAIN || rc == -ENOSPC) {
+    if (!tv_sched_prefill_ran(rider)) {
         return; /* it is as it was: its next slice finds pages, or is refused */
     }
     job->gpu_us += rider->device_us;

@@ -80,6 +80,14 @@ static void race_check(struct fixture *fixture, struct race *race)
     }
 }
 
+static void race_close(struct fixture *fixture, const struct race *race)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        expect(fixture, 204, TV_CALL_DELETE, race->clients[i].id, NULL);
+    }
+    expect(fixture, 204, TV_CALL_DELETE, race->first.id, NULL);
+}
+
 static void limits_lift(struct fixture *fixture)
 {
     fixture->config.queue_max = 64; /* nobody has called yet */
@@ -286,6 +294,16 @@ static int refusing_verify_shared(struct tv_engine *engine, const struct tv_roun
     return real_ops->verify(engine, in, count, out);
 }
 
+static void refusals_begin(struct fixture *fixture)
+{
+    tv_sched_lock(fixture->sched);
+    real_ops = fixture->engine->ops;
+    refusing_ops = *real_ops;
+    refusing_ops.verify_shared = refusing_verify_shared;
+    fixture->engine->ops = &refusing_ops;
+    tv_sched_unlock(fixture->sched);
+}
+
 /* The rounds of a launch are what they are, whatever becomes of the tokens that were to go along:
  * without pages these have their slice, and what fails ends the prompt as its slice would. */
 static void what_is_refused_along_is_no_matter_of_the_rounds(void **state)
@@ -296,12 +314,7 @@ static void what_is_refused_along_is_no_matter_of_the_rounds(void **state)
     struct fixture *fixture = *state;
     struct race *race = malloc(sizeof *race);
     assert_non_null(race);
-    tv_sched_lock(fixture->sched);
-    real_ops = fixture->engine->ops;
-    refusing_ops = *real_ops;
-    refusing_ops.verify_shared = refusing_verify_shared;
-    fixture->engine->ops = &refusing_ops;
-    tv_sched_unlock(fixture->sched);
+    refusals_begin(fixture);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         plant(fixture, 4, LONG_US);
         race_start(fixture, race);
@@ -322,12 +335,90 @@ static void what_is_refused_along_is_no_matter_of_the_rounds(void **state)
         }
         call_free(call);
         race_check(fixture, race);
-        for (int k = 0; k < ROUNDS; k++) {
-            expect(fixture, 204, TV_CALL_DELETE, race->clients[k].id, NULL);
-        }
-        expect(fixture, 204, TV_CALL_DELETE, race->first.id, NULL);
+        race_close(fixture, race);
     }
     free(race);
+}
+
+/* The principal of prompts, far ahead of the others, so that nobody brings it level with them. */
+#define OWNER "owner"
+#define AHEAD 1000000
+static int64_t owner_before; /* what it has been charged for by then */
+
+static struct tv_account *owner(struct fixture *fixture)
+{
+    struct tv_account *account = fixture->sched->accounts;
+    while (account != NULL && strcmp(account->principal, OWNER) != 0) {
+        account = account->next;
+    }
+    assert_non_null(account);
+    return account;
+}
+
+/* A prompt of the owner's waits, beside a race that has been started. */
+static struct tv_call *owner_starts(struct fixture *fixture, int32_t count)
+{
+    (void)snprintf(fixture->principal, sizeof fixture->principal, OWNER);
+    struct tv_call *call = prompt(fixture, 1, count);
+    call_start(fixture, call);
+    fixture->principal[0] = '\0';
+    tv_sched_lock(fixture->sched);
+    owner_before = fixture->sched->served_floor + AHEAD;
+    owner(fixture)->served = owner_before;
+    tv_sched_unlock(fixture->sched);
+    return call;
+}
+
+/* Rows that it has been charged for since. */
+static int64_t owner_had(struct fixture *fixture)
+{
+    tv_sched_lock(fixture->sched);
+    int64_t served = owner(fixture)->served;
+    tv_sched_unlock(fixture->sched);
+    return served - owner_before;
+}
+
+/* Tokens that a launch did not take along are charged once they have their slice; those that failed
+ * in it were computed. */
+static void a_prompt_is_charged_for_what_ran(void **state)
+{
+    static const struct {
+        int rc;
+        int32_t had;
+    } cases[] = {{0, 20}, {-ENOSPC, 20}, {-EAGAIN, 20}, {-EDOM, 8}};
+    struct fixture *fixture = *state;
+    struct race *race = malloc(sizeof *race);
+    assert_non_null(race);
+    refusals_begin(fixture);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        plant(fixture, 4, LONG_US);
+        race_start(fixture, race);
+        struct tv_call *call = owner_starts(fixture, 20);
+        rider_rc = cases[i].rc;
+        race_end(fixture, race);
+        assert_reply(call_wait(call), cases[i].rc == -EDOM ? 500 : 201);
+        assert_int_equal(owner_had(fixture), cases[i].had);
+        call_free(call);
+        race_close(fixture, race);
+    }
+    free(race);
+}
+
+/* Pages that are known are not computed again. */
+static void known_pages_are_not_charged(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    for (int i = 0; i < 2; i++) {
+        client_open(fixture, &client, 5, "");
+        struct tv_call *running = call_running(fixture, &client, 1);
+        struct tv_call *call = owner_starts(fixture, 100);
+        call_release(fixture, running, 200);
+        assert_reply(call_wait(call), 201);
+        assert_int_equal(reply_int(call, "cached_len"), i == 0 ? 0 : 96);
+        assert_int_equal(owner_had(fixture), i == 0 ? 100 : 4);
+        call_free(call);
+    }
 }
 
 /* With the lock: what is known of launches of `nodes` nodes; -1: nothing. */
@@ -390,6 +481,8 @@ int main(void)
         CASE(the_principal_with_less_goes_first),
         CASE(a_lost_device_ends_both),
         CASE(what_is_refused_along_is_no_matter_of_the_rounds),
+        CASE(a_prompt_is_charged_for_what_ran),
+        cmocka_unit_test_setup_teardown(known_pages_are_not_charged, start_pages, fixture_teardown),
         CASE(a_launch_that_lacks_a_round_teaches_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
