@@ -279,18 +279,18 @@ static void launch_note(struct tv_sched *sched, int32_t count, int32_t rows,
                         const struct tv_rider *rider, int64_t took_us, int64_t end_us)
 {
     int measured = took_us >= 0 && all_ran(sched, count);
-    int32_t ridden = rider != NULL && rider->rc == 0 ? rider->count : 0;
+    int ran = rider != NULL && tv_sched_prefill_ran(rider), rode = ran && rider->rc == 0;
     tv_sched_lock(sched);
-    if (rider != NULL && tv_sched_prefill_ran(rider)) {
+    if (ran) {
         sched->rider->account->served += rider->count;
     }
-    if (measured && ridden > 0) {
-        tv_sched_share_note(sched, sched->rider, ridden, rows, took_us);
-    } else if (measured) {
+    if (measured && rode) {
+        tv_sched_share_note(sched, sched->rider, rider->count, rows, took_us);
+    } else if (measured && !ran) { /* else it took the time of tokens that failed, too */
         tv_sched_curve_add(sched->curve, rows, took_us);
     }
     sched->launch_took_us = measured ? took_us : sched->launch_took_us;
-    sched->rode = ridden > 0;
+    sched->rode = rode;
     for (int32_t i = 0; i < count; i++) {
         struct job *job = sched->batch[i];
         const struct tv_round_out *out = &sched->batch_out[i];

@@ -469,6 +469,38 @@ static void a_launch_that_lacks_a_round_teaches_nothing(void **state)
     free(race);
 }
 
+/* Tokens that were in the pass and failed there: its time is no cost of its trees. Those that were
+ * refused before took none of it. */
+static void a_launch_with_tokens_that_failed_teaches_nothing(void **state)
+{
+    static const struct {
+        int rc, http_status;
+        int32_t learnt; /* samples */
+    } cases[] = {{-EDOM, 500, 0}, {-ENOSPC, 201, 1}, {-EAGAIN, 201, 1}};
+    struct fixture *fixture = *state;
+    const struct curve_point *point = &fixture->sched->curve[2]; /* of 4 nodes */
+    struct client first, second;
+    refusals_begin(fixture);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        plant(fixture, 4, LONG_US);
+        struct tv_call *running = pair_running(fixture, &first, &second, 1);
+        struct tv_call *call = call_chain(fixture, &second, 4), *create = prompt(fixture, 1, 8);
+        call_start(fixture, create);
+        rider_rc = cases[i].rc;
+        int32_t before = point->next;
+        call_release(fixture, running, 200);
+        assert_reply(call_wait(call), 200);
+        assert_reply(call_wait(create), cases[i].http_status);
+        tv_sched_lock(fixture->sched);
+        int32_t learnt = point->next - before;
+        tv_sched_unlock(fixture->sched);
+        assert_int_equal(rider_rc, 0);
+        assert_int_equal(learnt, cases[i].learnt);
+        call_free(call);
+        call_free(create);
+    }
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, fixture_teardown)
@@ -484,6 +516,7 @@ int main(void)
         CASE(a_prompt_is_charged_for_what_ran),
         cmocka_unit_test_setup_teardown(known_pages_are_not_charged, start_pages, fixture_teardown),
         CASE(a_launch_that_lacks_a_round_teaches_nothing),
+        CASE(a_launch_with_tokens_that_failed_teaches_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
