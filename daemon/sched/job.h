@@ -149,7 +149,8 @@ struct tv_sched_share {
     int32_t rows;     /* that the next launch takes along, at most */
     int32_t keys;     /* of tokens before this position alone */
     int64_t token_ns; /* what a token adds to a launch */
-    struct curve_point slices[TV_SCHED_CURVE_POINTS]; /* what slices take, by their rows */
+    /* What slices take, by their rows; of those as short as they are while rounds are about. */
+    struct curve_point slices[TV_SCHED_CURVE_POINTS];
 };
 
 /* Trees that were verified last, and how many sessions a status lists. */

@@ -175,7 +175,9 @@ void tv_sched_prefill_slice(struct tv_sched *sched, struct job *job, int32_t row
             tv_sched_job_fail_rc(sched, job, rc);
             return;
         }
-        tv_sched_curve_add(sched->share.slices, count, took_us);
+        if (count <= sched->launch_rows) { /* longer ones are of an idle server: nobody asks */
+            tv_sched_curve_add(sched->share.slices, count, took_us);
+        }
         advance(sched, job, count);
     }
     if (job->token_done == job->token_count) {

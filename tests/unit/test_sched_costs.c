@@ -161,15 +161,34 @@ static void a_token_goes_where_it_is_cheap(void **state)
     costs_end(sched);
 }
 
+/* Slices are longer while no rounds are about. Those say nothing of one beside rounds, though both
+ * may be of one point of the curve; the last point has all of 513 rows and more. */
+static void long_slices_are_no_measure_of_short_ones(void **state)
+{
+    struct fixture *fixture = *state;
+    int64_t known[2];
+    tv_sched_lock(fixture->sched);
+    fixture->sched->launch_rows = 12; /* the engine's slices have 16 */
+    tv_sched_unlock(fixture->sched);
+    for (int32_t i = 0; i < 2; i++) { /* no round has been about */
+        struct client client;
+        client_open(fixture, &client, i == 0 ? 16 : 12, "");
+        tv_sched_lock(fixture->sched);
+        known[i] = tv_sched_curve_median(fixture->sched->share.slices, 12);
+        tv_sched_unlock(fixture->sched);
+    }
+    assert_int_equal(known[0], -1);
+    assert_true(known[1] >= 0);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(the_measured_cost_decides_how_many),
-        CASE(a_size_never_measured_teaches_nothing),
-        CASE(the_measured_cost_decides_how_deep),
-        CASE(a_token_goes_where_it_is_cheap),
+        CASE(the_measured_cost_decides_how_many),       CASE(a_size_never_measured_teaches_nothing),
+        CASE(the_measured_cost_decides_how_deep),       CASE(a_token_goes_where_it_is_cheap),
+        CASE(long_slices_are_no_measure_of_short_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
