@@ -504,6 +504,11 @@ static int prompt_take(struct tv_sched *sched, struct tv_call *call, int *ret_at
         return 0;
     }
     tv_sched_lock(sched);
+    if (tv_sched_is_gone(call)) { /* it must not be attached: nobody looks for it again */
+        tv_sched_unlock(sched);
+        tv_sched_refuse_gone(call);
+        return 1;
+    }
     int rc = tv_sched_key_judge(sched, call, ret_attached, problem);
     if (rc == 0) {
         rc = tv_sched_prefix_source(sched, &call->request, call->principal, problem);

@@ -267,6 +267,34 @@ static void a_prefix_stays_when_its_first_client_leaves(void **state)
     assert_int_equal(tv_sched_in_flight(fixture->sched), 0);
 }
 
+/* Whose client has gone before it was looked at waits for nobody's prompt. */
+static void who_has_gone_joins_no_prefix(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client source;
+    char body[128];
+    client_open(fixture, &source, 20, "");
+    (void)snprintf(body, sizeof body, "{\"prefix\":{\"session\":\"%s\",\"len\":10}}", source.id);
+    tv_fixed_engine_hold(fixture->engine, 1);
+    struct tv_call *running = start_keyed(fixture, TV_CALL_CREATE, "", "running", PROMPT);
+    tv_fixed_engine_await_held(fixture->engine);
+    struct tv_call *first = start_keyed(fixture, TV_CALL_CREATE, "", "key", body);
+    struct tv_call *gone = call_make(fixture, TV_CALL_CREATE, "", "%s", body);
+    (void)snprintf(gone->key, sizeof gone->key, "key");
+    tv_sched_cancel(fixture->sched, gone);
+    int waits = tv_sched_submit(fixture->sched, gone);
+    int32_t in_flight = tv_sched_in_flight(fixture->sched);
+    tv_fixed_engine_hold(fixture->engine, 0);
+    assert_reply(call_wait(running), 201);
+    assert_reply(call_wait(first), 201);
+    assert_int_equal(waits, 0);
+    assert_int_equal(in_flight, 2);
+    assert_refused(gone, 504, "deadline");
+    call_free(running);
+    call_free(first);
+    call_free(gone);
+}
+
 static void end_one(struct tv_sessions *table, const char *principal, const char *key)
 {
     struct tv_request request = {.kind = TV_CALL_CREATE};
@@ -363,6 +391,7 @@ int main(void)
         CASE(refused_calls_displace_nobody),
         CASE(a_repeat_outlives_its_prefix),
         CASE(a_prefix_stays_when_its_first_client_leaves),
+        CASE(who_has_gone_joins_no_prefix),
         cmocka_unit_test(many_keys_displace_no_other_principals),
         cmocka_unit_test(the_memory_of_keys_is_bounded),
     };
