@@ -130,15 +130,18 @@ static int pages_write(struct saving *saving, const struct tv_cache_seq *seq, in
     return rc;
 }
 
-/* Room and time for so many more bytes, and within the limit for the end behind them: 0,
+/* Room and time for so many more bytes, and within the limit for the end behind them: 0, -E2BIG,
  * -EOVERFLOW, -ETIME, or what the disk says. */
 static int make_room(struct saving *saving, size_t body, int32_t pages)
 {
     uint64_t more, end;
+    if (body > TV_SNAPSHOT_BODY_BYTES_MAX) {
+        return -E2BIG;
+    }
     if (__builtin_mul_overflow((uint64_t)saving->page_bytes + 32, (uint64_t)pages, &more) ||
         __builtin_add_overflow(more, TV_SNAPSHOT_HEAD_BYTES + (uint64_t)body, &more) ||
         __builtin_add_overflow(more, saving->file.at + TV_SNAPSHOT_HEAD_BYTES, &end) ||
-        body > TV_SNAPSHOT_BODY_BYTES_MAX || end > (uint64_t)saving->bytes_max) {
+        end > (uint64_t)saving->bytes_max) {
         return -EOVERFLOW;
     }
     return is_late(saving, more) ? -ETIME : tv_snapshot_file_reserve(&saving->file, more);
@@ -176,7 +179,10 @@ static int session_write(struct saving *saving, const struct tv_session *session
 
 static const char *why_not(int rc)
 {
+    _Static_assert(TV_SNAPSHOT_BODY_BYTES_MAX == 256u << 20, "as the text says");
     switch (rc) {
+    case -E2BIG:
+        return "its tokens and answers are more than 256 MiB";
     case -EOVERFLOW:
         return "it does not fit into snapshot_bytes";
     case -ETIME:
@@ -191,8 +197,8 @@ static const char *why_not(int rc)
 /* Does it end only this session: may a smaller one still find room, time and memory? */
 static int is_of_one(int rc)
 {
-    return rc == -EOVERFLOW || rc == -ETIME || rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG ||
-           rc == -ENOMEM;
+    return rc == -E2BIG || rc == -EOVERFLOW || rc == -ETIME || rc == -ENOSPC || rc == -EDQUOT ||
+           rc == -EFBIG || rc == -ENOMEM;
 }
 
 static void session_save(struct saving *saving, const struct tv_session *session)

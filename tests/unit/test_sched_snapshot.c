@@ -201,6 +201,78 @@ static void a_short_stop_keeps_what_fits(void **state)
     small_one_is_kept(world, &large, &small);
 }
 
+static size_t body_bytes;      /* that a session is said to have, without its pages; 0: the truth */
+static const char *body_owner; /* its id */
+
+void __real_tv_snapshot_write_body(const struct tv_session *session,
+                                   const struct tv_snapshot_pages *pages,
+                                   const struct tv_session_key *key,
+                                   struct tv_snapshot_bytes *ret_body);
+void __wrap_tv_snapshot_write_body(const struct tv_session *session,
+                                   const struct tv_snapshot_pages *pages,
+                                   const struct tv_session_key *key,
+                                   struct tv_snapshot_bytes *ret_body);
+void __wrap_tv_snapshot_write_body(const struct tv_session *session,
+                                   const struct tv_snapshot_pages *pages,
+                                   const struct tv_session_key *key,
+                                   struct tv_snapshot_bytes *ret_body)
+{
+    __real_tv_snapshot_write_body(session, pages, key, ret_body);
+    if (body_bytes > 0 && strcmp(session->id, body_owner) == 0) {
+        ret_body->bytes = body_bytes; /* who is refused for it reads none */
+    }
+}
+
+/* What the end of a world logs, as a text. */
+static void world_end_said(struct world *world, char *ret_text, size_t bytes)
+{
+    char path[300];
+    int old = dup(STDERR_FILENO);
+    (void)snprintf(path, sizeof path, "%s/log", world->dir);
+    assert_true(old >= 0);
+    assert_non_null(freopen(path, "w", stderr));
+    world_end(world, 10);
+    assert_true(dup2(old, STDERR_FILENO) >= 0);
+    assert_int_equal(close(old), 0);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    ret_text[fread(ret_text, 1, bytes - 1, file)] = '\0';
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(unlink(path), 0);
+}
+
+/* Why a large session is left out is said as it is: the file has room for it, or has not. The small
+ * one is kept whatever it is. */
+static void a_reason_is_the_one_that_holds(void **state)
+{
+    static const char *const reasons[] = {"its tokens and answers are more than 256 MiB",
+                                          "it does not fit into snapshot_bytes"};
+    struct world *world = *state;
+    static char said[8192];
+    for (int i = 0; i < 2; i++) {
+        struct client large, small;
+        char line[200];
+        world_begin(world, 64);
+        client_open(&world->fixture, &small, 20, "");
+        client_open(&world->fixture, &large, 300, "");
+        world->fixture.config.snapshot_bytes = INT64_C(1) << 40;
+        body_bytes = (size_t)TV_SNAPSHOT_BODY_BYTES_MAX + 1;
+        if (i == 1) {
+            world->fixture.config.snapshot_bytes = 3000; /* the small one has about 1,000 */
+            body_bytes = 0;
+        }
+        body_owner = large.id;
+        world_end_said(world, said, sizeof said);
+        body_bytes = 0;
+        (void)snprintf(line, sizeof line, "session %s of 300 tokens is not kept: %s", large.id,
+                       reasons[i]);
+        assert_non_null(strstr(said, line));
+        assert_null(strstr(said, reasons[!i]));
+        small_one_is_kept(world, &large, &small);
+        tv_tiny_folder_clear(world->dir);
+    }
+}
+
 static int steps_left; /* of a restore, until its start is told to end */
 
 static int told_to_end(void *context)
@@ -351,6 +423,8 @@ int main(void)
                                         world_teardown),
         cmocka_unit_test_setup_teardown(a_full_disk_keeps_what_fits, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(a_short_stop_keeps_what_fits, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(a_reason_is_the_one_that_holds, world_setup,
+                                        world_teardown),
         cmocka_unit_test_setup_teardown(a_start_that_ends_early_loses_none, world_setup,
                                         world_teardown),
         cmocka_unit_test_setup_teardown(damage_costs_one_session, world_setup, world_teardown),
