@@ -201,6 +201,18 @@ def check_sample(defaults):
         }
 
 
+def check_readme(entries, defaults):
+    """The README's table has the program's defaults; of what is said in the same detail, the words too."""
+    words = {key: text for key, _, text, _ in entries}
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        rows = re.findall(r"^\| `(\w+)` \| (\S+?)(?::[^|]*)? \| (.+) \|$", file.read(), re.M)
+    said = {key: (default, text) for key, default, text in rows if key in words}
+    assert len(said) > 8, said
+    for key, (default, text) in said.items():
+        assert default == defaults[key][1], (key, default, defaults[key])
+    assert said["batch_window_us"][1] == words["batch_window_us"], said["batch_window_us"]
+
+
 # what a key's other value is refused without
 NEEDS = {"synthetic_kv": ("--synthetic-weights=7",), "products": ("--backend=cuda",)}
 # keys whose value is a file that is read at once
@@ -222,6 +234,7 @@ def main():
         return
     for path, content in wanted.items():
         compare(path, content)
+    check_readme(entries, defaults)
     check_sample(defaults)
     check_dropins()
     check_each(entries, defaults)
