@@ -190,7 +190,7 @@ struct tv_sched {
     int32_t in_flight;         /* calls that submit returned 1 for and that are not done */
     int draining, refusing;    /* drain: not ready; new work is refused too */
     int closed;                /* by an admin: not ready, and only open sessions go on */
-    atomic_int parity_stop;    /* as refusing, for path oracles; relaxed, set under the lock */
+    atomic_int parity_stop;    /* refusing or lost, for path oracles; relaxed, set under the lock */
     int stopping, compare_stopping;
     int worker_alive;
     int lost; /* written by the worker alone, who may read it without the lock; never taken back */

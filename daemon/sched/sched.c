@@ -256,7 +256,8 @@ void tv_sched_drain(struct tv_sched *sched, int draining, int refuse)
     tv_sched_lock(sched);
     sched->draining = draining;
     sched->refusing = draining && refuse;
-    atomic_store_explicit(&sched->parity_stop, sched->refusing, memory_order_relaxed);
+    int ends = sched->refusing || sched->lost; /* a device stays lost */
+    atomic_store_explicit(&sched->parity_stop, ends, memory_order_relaxed);
     tv_sched_ring(sched); /* it may wait for an oracle */
     tv_sched_unlock(sched);
 }

@@ -70,6 +70,21 @@ static void what_runs_and_what_waits_is_refused(void **state)
     assert_lost(fixture);
 }
 
+/* A drain that begins when the device is lost takes nothing back: path oracles have given up. */
+static void a_drain_takes_no_end_back(void **state)
+{
+    struct fixture *fixture = *state;
+    tv_fixed_engine_lose(fixture->engine);
+    expect(fixture, 500, TV_CALL_CREATE, "", "{\"tokens\":[1,2,3]}");
+    assert_lost(fixture);
+    assert_int_equal(atomic_load(&fixture->sched->parity_stop), 1);
+    tv_sched_drain(fixture->sched, 1, 0);
+    assert_int_equal(atomic_load(&fixture->sched->parity_stop), 1);
+    tv_sched_drain(fixture->sched, 0, 0);
+    assert_int_equal(atomic_load(&fixture->sched->parity_stop), 1);
+    assert_lost(fixture);
+}
+
 static void a_prompt_meets_it(void **state)
 {
     struct fixture *fixture = *state;
@@ -194,6 +209,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(what_runs_and_what_waits_is_refused),
+        TEST(a_drain_takes_no_end_back),
         TEST(a_prompt_meets_it),
         TEST(a_rollback_meets_it),
         TEST(a_fork_meets_it),
