@@ -210,8 +210,8 @@ def _generate(options: argparse.Namespace) -> int:
         finally:
             if writer is not None:
                 writer.end()
-        code = _report(options, tally, session, client, tokenizer)
-    return code
+        is_written = _report(options, tally, session, client, tokenizer)
+    return OK if is_written else NO_OUTPUT
 
 
 def _summary(tally: Tally, session: Session, client: Client, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -226,9 +226,9 @@ def _summary(tally: Tally, session: Session, client: Client, tokenizer: Tokenize
 
 def _report(
     options: argparse.Namespace, tally: Tally, session: Session, client: Client, tokenizer: Tokenizer
-) -> int:
-    """The result, then the report; an exit code. A report that cannot be written takes nothing of the result away, which
-    is the one object of --json, so that failure goes to stderr alone."""
+) -> bool:
+    """The result, then the report: is that written, or none wanted? One that cannot be written takes nothing of the result
+    away, which is the one object of --json, so that failure goes to stderr alone."""
     summary = _summary(tally, session, client, tokenizer)
     if options.json:
         print(json.dumps(summary))
@@ -246,8 +246,8 @@ def _report(
                 Path(options.report).write_text(report.page(summary, tally.kept), encoding="utf-8")
         except OSError as error:
             print(f"treeverify: the report cannot be written: {error}", file=sys.stderr)
-            return NO_OUTPUT
-    return OK
+            return False
+    return True
 
 
 def run(options: argparse.Namespace) -> int:
