@@ -17,7 +17,8 @@ import sys
 
 HOST = ("proto/", "daemon/", "kernels/", "clients/")
 SUITES_NOT = ("fence", "packages", "bench")
-OPTIONS = ("-Dcuda=disabled", "-Db_coverage=true", "-Db_ndebug=true", "-Doptimization=1")
+# counters that threads share have to be atomic: gcc ends loops by them, and a loop whose counter another thread moved runs on
+OPTIONS = ("-Dcuda=disabled", "-Db_coverage=true", "-Db_ndebug=true", "-Doptimization=1", "-Dc_args=-fprofile-update=atomic")
 
 
 def collected(source, build):
