@@ -476,9 +476,8 @@ static const struct tv_option table[] = {
         "go alone; 0: what the engine takes"),
     INT("batch_window_us", batch_window_us, 0, 500,
         "microseconds that a launch, or a slice behind one that took a prompt's tokens along, "
-        "waits "
-        "for rounds that answer the last two; at most a quarter of the last launch's time, never "
-        "when idle; 0: not at all"),
+        "waits for rounds that answer the last two; at most a quarter of the last launch's time, "
+        "never when idle; 0: not at all"),
     INT("principal_sessions", principal_sessions, 0, 1 << 20, "open sessions of one key; 0: any"),
     INT("principal_pages", principal_pages, 0, INT32_MAX, "KV pages of one key; 0: any"),
     INT("principal_nodes_s", principal_nodes_s, 0, 1 << 30,
