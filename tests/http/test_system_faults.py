@@ -144,7 +144,7 @@ class SystemFaultsTest(unittest.TestCase):
         self.assertGreater(count, 2)
 
     def test_stop_beside_calls(self):
-        """Whoever stops the listeners is late, whoever serves them is not: an end like any other, every call answered."""
+        """Whoever stops the listeners is late, whoever serves them is not: an end like any other, each call answered or closed."""
         self.host.set(unwatch_ms=100)
         with FixedDaemon("--drain-grace-s", "0", env=self.host.env) as daemon:
             callers = [self.caller(daemon, admin=turn % 3 == 0) for turn in range(6)]
