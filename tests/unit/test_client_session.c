@@ -403,7 +403,7 @@ static void delete_ends_within_its_limit(void **state)
     int64_t before = now_ms();
     assert_int_equal(tv_client_session_delete_within(session, 0, &problem), -EINVAL);
     assert_int_equal(tv_client_session_delete_within(session, 150, &problem), -ETIMEDOUT);
-    assert_in_range(now_ms() - before, 150, 10000); /* the client's own deadline is 20 s */
+    assert_in_range(now_ms() - before, 140, 10000); /* of 150: timers end a little early */
     stop(&scene.server);
     end(&scene);
     session = begin(&scene, lost, 4);
