@@ -70,24 +70,35 @@ TV_PLAN_FN int32_t tv_plan_ceil(int32_t a, int32_t b)
  * Splits that a request of `length` tokens asks for when blocks are free: short ones as many as
  * keep a block busy for longer than its start and end take (128 tokens), up to 12, from 3,072
  * tokens on 9, and from there on one per 850 tokens, since each split writes and reads its partial
- * sums once more. One row tile: 6 and one per 1,300 tokens, since the device is then filled by many
- * requests or by a long one. Many row tiles keep a good part of the device busy unsplit and write
- * as many partial sums more: one per 2,048 tokens.
+ * sums once more. One row tile: up to 16, from 6,000 tokens on 6, since a batch then fills the
+ * device by itself, and one for every 680 tokens beyond 4,096. Many row tiles keep a good part of
+ * the device busy unsplit and write as many partial sums more: up to 4 of 512 tokens, from 4,096
+ * on one per 1,024.
  */
 TV_PLAN_FN int32_t tv_plan_splits_wanted(int32_t length, int32_t row_tiles)
 {
     int32_t fine = length / 128, most = length < 3072 ? 12 : 9, wanted = length / 850;
     if (row_tiles == 1) {
-        most = 6;
-        wanted = length / 1300;
+        most = length < 6000 ? 16 : 6;
+        wanted = length > 4096 ? (length - 4096) / 680 : 1;
+    } else if (row_tiles >= TV_PLAN_WIDE) {
+        fine = length / 512;
+        most = 4;
+        wanted = length / 1024;
     }
     fine = fine < most ? fine : most;
     wanted = wanted > fine ? wanted : fine;
-    if (row_tiles >= TV_PLAN_WIDE) {
-        wanted = length / 2048;
-    }
     wanted = wanted > 1 ? wanted : 1;
     return wanted < TV_PLAN_SPLITS_MAX ? wanted : TV_PLAN_SPLITS_MAX;
+}
+
+/* Bound of the above over all requests of up to `length` tokens, of any number of row tiles. */
+TV_PLAN_FN int32_t tv_plan_splits_most(int32_t length)
+{
+    int32_t one = tv_plan_splits_wanted(length, 1), few = tv_plan_splits_wanted(length, 2);
+    int32_t fine = length / 128 < 16 ? length / 128 : 16;
+    int32_t most = one > few ? one : few;
+    return most > fine ? most : fine;
 }
 
 /* Cost of a pair of KV tiles for a row tile of this many m-tiles. A small one costs more than its
@@ -216,11 +227,7 @@ TV_PLAN_FN struct tv_plan_bound tv_plan_bound(struct tv_plan_device device, int3
     int64_t blocks, most = row_tiles;
     bound.splits = device.splits;
     if (bound.splits == 0) {
-        /* Fewer nodes, or fewer tokens, may mean more splits. */
-        bound.splits = tv_plan_splits_wanted(length_max, 2);
-        if (length_max >= 3072 && bound.splits < 12) {
-            bound.splits = 12;
-        }
+        bound.splits = tv_plan_splits_most(length_max);
         /* Split requests fill the device TV_PLAN_WAVES_MAX times at most by weight, in which the
          * splits of a smaller row tile count as much as they are; rounding adds one of them. A
          * small row tile alone weighs less than a block, and has one for every split. */

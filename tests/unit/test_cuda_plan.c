@@ -100,6 +100,20 @@ static void test_cut(void **unused)
     }
 }
 
+/* No length below a bound's asks for more splits than it. */
+static void test_most_splits(void **unused)
+{
+    (void)unused;
+    int32_t most = 1;
+    for (int32_t length = 1; length < 200000; length++) {
+        for (int32_t row_tiles = 1; row_tiles <= TV_PLAN_WIDE; row_tiles++) {
+            int32_t wanted = tv_plan_splits_wanted(length, row_tiles);
+            most = wanted > most ? wanted : most;
+        }
+        assert_true(tv_plan_splits_most(length) >= most);
+    }
+}
+
 /* Devices of few multiprocessors and long requests of few rows, which are split more often than the
  * device has room by the weight of full row tiles. */
 static void test_small_devices(void **unused)
@@ -135,6 +149,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_most_splits),
         cmocka_unit_test(test_small_devices),
         cmocka_unit_test(test_device_is_filled),
     };
