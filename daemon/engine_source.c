@@ -5,6 +5,7 @@
  * that is not there; nothing falls back.
  */
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,6 +18,7 @@
 #include "shadow/shadow.h"
 
 #define REQUESTS_MAX       8   /* rounds of one launch */
+#define REQUESTS_LONG      32  /* and of a device that has room for the partial sums of so many */
 #define DEFAULT_SEQUENCES  8   /* of max_len, when no pool size is given */
 #define SEQUENCE_ROWS      64  /* that must fit beside the self-test's, or no session could live */
 #define PREFILL_ROWS_HOST  64  /* rows of a prefill pass: what keeps a processor busy */
@@ -24,7 +26,7 @@
 /* One with this much memory keeps activations of longer passes: every pass expands keys and values
  * of all tokens before it, so that fewer passes expand less. */
 #define PREFILL_ROWS_LONG 2048
-#define PREFILL_LONG_FROM ((size_t)32 << 30)
+#define LONG_FROM         ((size_t)32 << 30)
 /* Invented weights up to this size are judged by the oracle, as a checkpoint's are; more would take
  * minutes, and nobody relies on them. */
 #define INVENTED_JUDGED_BYTES ((int64_t)64 << 20)
@@ -70,11 +72,12 @@ static int open_model(const struct tv_config *config, struct tv_kernels *kernels
 {
     struct tv_model_error refusal = {.text = ""};
     int32_t rows = kernels->host_memory ? PREFILL_ROWS_HOST : PREFILL_ROWS_APART;
+    bool large = memory->total >= LONG_FROM;
     struct tv_model_options options = {
         .max_len = config->max_len,
         .rows_max = config->max_nodes > rows ? config->max_nodes : rows,
-        .prefill_rows = memory->total >= PREFILL_LONG_FROM ? PREFILL_ROWS_LONG : 0,
-        .requests_max = REQUESTS_MAX,
+        .prefill_rows = large ? PREFILL_ROWS_LONG : 0,
+        .requests_max = large ? REQUESTS_LONG : REQUESTS_MAX,
         .page_size = config->page_size,
         .products = config->products,
         .synthetic = config->synthetic_weights,

@@ -2,8 +2,9 @@
  * record.c - the verify passes that a backend has recorded.
  *
  * Owns which shapes are recorded: for one tree every small number of rows and then four to each
- * doubling, for several trees one to each doubling. A pass takes the smallest that holds it and
- * fills it up with rows that belong to no tree.
+ * doubling, for several trees one to each doubling, for more than COUNT_MAX none, since launches
+ * of so many rows keep the device busier than the host. A pass takes the smallest that holds it
+ * and fills it up with rows that belong to no tree.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 
 #define ROWS_EACH    16 /* up to here one tree has a recording for every number of rows */
 #define ROWS_SEVERAL 8  /* the fewest rows recorded for several trees */
+#define COUNT_MAX    8  /* trees */
 
 static int32_t rows_next(int32_t rows, int32_t count)
 {
@@ -37,7 +39,9 @@ static int32_t rows_first(int32_t count)
 static int32_t count_max(const struct tv_model *model)
 {
     const struct tv_model_options *options = &model->options;
-    return options->requests_max < options->rows_max ? options->requests_max : options->rows_max;
+    int32_t most =
+        options->requests_max < options->rows_max ? options->requests_max : options->rows_max;
+    return most < COUNT_MAX ? most : COUNT_MAX;
 }
 
 int64_t tv_model_record_count(const struct tv_model *model)

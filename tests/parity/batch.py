@@ -3,7 +3,8 @@
 Two sets of the same sessions, with prompts of different lengths, play the same trees: one set one round
 after the other, the other set all at once, so that the daemon launches together what waits together.
 
-usage: batch.py TREEVERIFYD MODEL [--backend cpu|cuda] [--kv-dtype f32|bf16]
+usage: batch.py TREEVERIFYD MODEL [--backend cpu|cuda] [--kv-dtype f32|bf16] [--each N]
+  --each N: sessions for every size of tree (default 1)
 """
 
 import argparse
@@ -46,29 +47,33 @@ def play_together(sessions, drafts):
 
 
 def main():
-    args, options = checkpoint_arguments(argparse.ArgumentParser())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--each", type=int, default=1)
+    args, options = checkpoint_arguments(parser)
+    sizes = SIZES * args.each
     rng = np.random.default_rng(11)
-    failed = shared = 0
+    failed = shared = most = 0
     with Daemon(args.program, args.model, *options, "--poison") as daemon:
-        clients = [daemon.client() for _ in SIZES]
+        clients = [daemon.client() for _ in sizes]
         vocab = clients[0].get("/v1/model")["vocab"]
-        prompts = [[int(t) for t in rng.integers(0, vocab, 20 + 11 * i)] for i in range(len(SIZES))]
+        prompts = [[int(t) for t in rng.integers(0, vocab, 20 + 11 * i)] for i in range(len(sizes))]
         greedy = {"sampling": {"rule": "greedy"}}
         alone, company = ([Session(c, p, **greedy) for c, p in zip(clients, prompts)] for _ in range(2))
         for _ in range(ROUNDS):
-            drafts = [tree(rng, nodes, vocab) for nodes in SIZES]
-            expected = [None] * len(SIZES)
+            drafts = [tree(rng, nodes, vocab) for nodes in sizes]
+            expected = [None] * len(sizes)
             for i, session in enumerate(alone):
                 play(session, drafts[i], expected, i)
             for (want, tokens, _), (got, new_tokens, batch) in zip(expected, play_together(company, drafts)):
                 same = tokens == new_tokens and bool((want == got).all())
                 failed += not same
                 shared += batch > 1
+                most = max(most, batch)
                 if not same:
                     print(f"FAIL a tree of {len(want) // vocab} nodes in a launch of {batch}")
         for client in clients:
             client.close()
-    print(f"{ROUNDS * len(SIZES)} rounds, {shared} of them in shared launches, {failed} differ")
+    print(f"{ROUNDS * len(sizes)} rounds, {shared} of them in shared launches of up to {most}, {failed} differ")
     return 1 if failed or not shared else 0
 
 

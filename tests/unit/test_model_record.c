@@ -306,6 +306,20 @@ static void test_shapes(void **state)
     fixture_close(&fixture);
 }
 
+/* Passes of more trees than are recorded are launched operation by operation. */
+static void test_many_trees(void **state)
+{
+    (void)state;
+    struct tv_fixture fixture;
+    fixture_open(&fixture, 12);
+    assert_int_equal(tv_model_record(fixture.model, fixture.cache), 0);
+    assert_int_equal(tv_model_record_count(fixture.model), live);
+    assert_int_equal(recorded_rows(&fixture, 16, 8), 16);
+    assert_int_equal(recorded_rows(&fixture, 16, 9), 0);
+    assert_int_equal(recorded_rows(&fixture, 16, 12), 0);
+    fixture_close(&fixture);
+}
+
 static void hook_nothing(void *context, int32_t layer, const struct tv_verify_attn *attn)
 {
     (void)context;
@@ -474,6 +488,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_many_trees),
         cmocka_unit_test(test_replay_equals_the_pass),
         cmocka_unit_test(test_b08_filler_rows_leave_other_sessions_alone),
         cmocka_unit_test(test_failing_recorder),
