@@ -84,12 +84,10 @@ class RulesTest(unittest.TestCase):
         for _ in range(3):
             drafts = [random_tree(self.rng, 3 + 4 * i, self.vocab) for i in range(len(prompts))]
             single = [session.verify(*draft, want=ALL_LOGITS) for session, draft in zip(alone, drafts)]
-            items = []
-            for session, (tokens, parents) in zip(together, drafts):
-                tree = {"tokens": [session.state["pending"], *tokens], "parents": [-1, *parents]}
-                base = {"seq": session.state["next_seq"], "epoch": session.epoch}
-                base["expected_len"] = session.state["committed_len"]
-                items.append(dict(base, session=session.id, tree=tree, want=ALL_LOGITS))
+            items = [
+                dict(session.round(*draft, want=ALL_LOGITS), session=session.id)
+                for session, draft in zip(together, drafts)
+            ]
             items.append({"session": "s_0123456789abcdefghijAB"})
             answer = self.client.post("/v1/verify:batch", {"items": items})["items"]
             self.assertEqual([item["status"] for item in answer], [200] * 5 + [400])

@@ -1,7 +1,8 @@
 """Rounds that share a launch answer the bits of the same rounds alone, through the HTTP API.
 
 Two sets of the same sessions, with prompts of different lengths, play the same trees: one set one round
-after the other, the other set all at once, so that the daemon launches together what waits together.
+after the other, the other set all at once, in requests of their own and then in one body, so that the daemon
+launches together what waits together.
 
 usage: batch.py TREEVERIFYD MODEL [--backend cpu|cuda] [--kv-dtype f32|bf16] [--each N]
   --each N: sessions for every size of tree (default 1)
@@ -28,10 +29,14 @@ def tree(rng, nodes, vocab):
     return [int(t) for t in drafts], [int(rng.integers(0, i)) for i in range(1, nodes)]
 
 
-def play(session, draft, into, at):
-    answer = session.verify(*draft, want=ALL_LOGITS)
+def read(answer):
+    """Bits of the logits, new tokens, rounds in its launch."""
     logits = np.array(floats(answer["logits"]), dtype=np.float32)
-    into[at] = (logits.view(np.uint32), answer["new_tokens"], answer["timing_us"]["batch"])
+    return logits.view(np.uint32), answer["new_tokens"], answer["timing_us"]["batch"]
+
+
+def play(session, draft, into, at):
+    into[at] = read(session.verify(*draft, want=ALL_LOGITS))
 
 
 def play_together(sessions, drafts):
@@ -44,6 +49,14 @@ def play_together(sessions, drafts):
     for thread in threads:
         thread.join()
     return results
+
+
+def play_as_one(sessions, drafts):
+    items = [dict(s.round(*draft, want=ALL_LOGITS), session=s.id) for s, draft in zip(sessions, drafts)]
+    bodies = [item["body"] for item in sessions[0].client.post("/v1/verify:batch", {"items": items})["items"]]
+    for session, body in zip(sessions, bodies):
+        session.state = body
+    return [read(body) for body in bodies]
 
 
 def main():
@@ -59,12 +72,13 @@ def main():
         prompts = [[int(t) for t in rng.integers(0, vocab, 20 + 11 * i)] for i in range(len(sizes))]
         greedy = {"sampling": {"rule": "greedy"}}
         alone, company = ([Session(c, p, **greedy) for c, p in zip(clients, prompts)] for _ in range(2))
-        for _ in range(ROUNDS):
+        for number in range(ROUNDS):
             drafts = [tree(rng, nodes, vocab) for nodes in sizes]
             expected = [None] * len(sizes)
             for i, session in enumerate(alone):
                 play(session, drafts[i], expected, i)
-            for (want, tokens, _), (got, new_tokens, batch) in zip(expected, play_together(company, drafts)):
+            played = (play_as_one if number % 2 else play_together)(company, drafts)
+            for (want, tokens, _), (got, new_tokens, batch) in zip(expected, played):
                 same = tokens == new_tokens and bool((want == got).all())
                 failed += not same
                 shared += batch > 1

@@ -188,10 +188,14 @@ class Session:
             "expected_len": self.state["committed_len"],
         }
 
-    def verify(self, drafts, parents, **fields):
-        """drafts/parents without node 0: parents count node 0 as 0. Adds new tokens to .text."""
+    def round(self, drafts, parents, **fields):
+        """The body of the next round. drafts/parents without node 0: parents count node 0 as 0."""
         tree = {"tokens": [self.state["pending"], *drafts], "parents": [-1, *parents]}
-        self.sent = (f"/v1/sessions/{self.id}/verify", dict(self._base(), tree=tree, **fields))
+        return dict(self._base(), tree=tree, **fields)
+
+    def verify(self, drafts, parents, **fields):
+        """The round of these drafts. Adds new tokens to .text."""
+        self.sent = (f"/v1/sessions/{self.id}/verify", self.round(drafts, parents, **fields))
         answer = self.client.post(*self.sent)
         self.text += answer["new_tokens"]
         return self._follow(answer)
