@@ -2,7 +2,8 @@
 """What rounds at real sizes get from a daemon that serves others too, through HTTP over loopback.
 
   outside   time outside of kernels, for trees of 1 to 128 nodes: from a request's last byte to the first of its answer,
-            less the time on the device; as the server says, and as a client sees it that looks at its socket without a pause
+            less the time on the device; as the server says, and as a client sees it that looks at its socket without a pause,
+            beside an echo's
   sessions  rounds a second of one session and of many at once, and how long each waited
   beside    the time of small rounds alone, and while a long prompt is prefilled
 
@@ -109,7 +110,38 @@ class Line:
         self.socket.close()
 
 
+def echo(rounds):
+    """us of each exchange with a process that does nothing but answer: what loopback and waking cost on this machine."""
+    took, body = [], bytes(700)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        child = os.fork()
+        if child == 0:
+            peer = listener.accept()[0]
+            poll = select.epoll()
+            poll.register(peer, select.EPOLLIN)
+            while poll.poll() and peer.recv(4096):
+                peer.sendall(body)
+            os._exit(0)
+        with socket.create_connection(listener.getsockname()) as near:
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            near.setblocking(False)
+            for _ in range(rounds):
+                time.sleep(0.005)
+                near.send(body)
+                sent, answer = time.perf_counter(), None
+                while answer is None:
+                    try:
+                        answer = near.recv(4096)
+                    except BlockingIOError:
+                        pass
+                took.append(1e6 * (time.perf_counter() - sent))
+    os.waitpid(child, 0)
+    return took
+
+
 def outside(daemon, vocab, args, report):
+    took = echo(args.rounds)
+    print(f"  an echo over loopback here: p50 {share(took, 0.5):.0f} p99 {share(took, 0.99):.0f} us", flush=True)
     line, missed = Line(daemon, vocab, args.context, 1), False
     for nodes in args.nodes:
         server, client, queue = [], [], []
