@@ -2,7 +2,7 @@
  * record.c - the verify passes that a backend has recorded.
  *
  * Owns which shapes are recorded: for one tree every small number of rows and then four to each
- * doubling, for several trees one to each doubling, for more than COUNT_MAX none, since launches
+ * doubling, for several trees two to each doubling, for more than COUNT_MAX none, since launches
  * of so many rows keep the device busier than the host. A pass takes the smallest that holds it
  * and fills it up with rows that belong to no tree.
  */
@@ -17,14 +17,11 @@
 
 static int32_t rows_next(int32_t rows, int32_t count)
 {
-    if (count > 1) {
-        return 2 * rows;
-    }
-    int32_t step = 1;
-    while (8 * step <= rows) {
+    int32_t step = 1, part = count > 1 ? 4 : 8;
+    while (part * step <= rows) {
         step *= 2;
     }
-    return rows < ROWS_EACH ? rows + 1 : rows + step;
+    return count == 1 && rows < ROWS_EACH ? rows + 1 : rows + step;
 }
 
 static int32_t rows_first(int32_t count)

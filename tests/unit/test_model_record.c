@@ -295,7 +295,9 @@ static void test_shapes(void **state)
     assert_int_equal(recorded_rows(&fixture, 21, 1), 24);
     assert_int_equal(recorded_rows(&fixture, ROWS_MAX, 1), ROWS_MAX);
     assert_int_equal(recorded_rows(&fixture, 2, 2), 8);
-    assert_int_equal(recorded_rows(&fixture, 9, 3), 16);
+    assert_int_equal(recorded_rows(&fixture, 9, 3), 12);
+    assert_int_equal(recorded_rows(&fixture, 13, 3), 16);
+    assert_int_equal(recorded_rows(&fixture, 17, 3), 24);
     assert_int_equal(recorded_rows(&fixture, 33, 3), ROWS_MAX);
     assert_int_equal(recorded_rows(&fixture, ROWS_MAX + 1, 1), 0);
     assert_int_equal(recorded_rows(&fixture, 8, 4), 0);
