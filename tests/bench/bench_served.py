@@ -18,6 +18,7 @@ p99 <= 3 x alone.
 
 import argparse
 import base64
+import contextlib
 import glob
 import json
 import os
@@ -130,10 +131,8 @@ def echo(rounds):
                 near.send(body)
                 sent, answer = time.perf_counter(), None
                 while answer is None:
-                    try:
+                    with contextlib.suppress(BlockingIOError):
                         answer = near.recv(4096)
-                    except BlockingIOError:
-                        pass
                 took.append(1e6 * (time.perf_counter() - sent))
     os.waitpid(child, 0)
     return took
