@@ -115,7 +115,8 @@ cuda_step refs_products 60 python3 "$source/tests/parity/refs.py" "$daemon" "$mo
 step refs_f32 60 python3 "$source/tests/parity/refs.py" "$daemon" "$models" --backend "$backend" --page-sizes 64
 for dtype in bf16 f32; do
     step "rounds_$dtype" 40 python3 "$here/rounds.py" "$daemon" "$big" --backend "$backend" --kv-dtype $dtype
-    step "batch_$dtype" 60 python3 "$source/tests/parity/batch.py" "$daemon" "$big" --backend "$backend" --kv-dtype $dtype --each 4
+    step "batch_$dtype" 60 python3 "$source/tests/parity/batch.py" "$daemon" "$big" --backend "$backend" --kv-dtype $dtype --each 4 \
+        --launch $([ "$backend" = cuda ] && echo 9 || echo 2)
 done
 step draft_rules 60 python3 "$source/tests/parity/draft_rules.py" "$daemon" "$big" "$text" --rounds 4 --backend "$backend"
 for test in prefix rules model variants synthetic; do
