@@ -18,13 +18,14 @@
 #include "shadow/shadow.h"
 
 #define REQUESTS_MAX       8   /* rounds of one launch */
-#define REQUESTS_LONG      32  /* and of a device that has room for the partial sums of so many */
+#define REQUESTS_LONG      32  /* and of one on a device of LONG_FROM */
 #define DEFAULT_SEQUENCES  8   /* of max_len, when no pool size is given */
 #define SEQUENCE_ROWS      64  /* that must fit beside the self-test's, or no session could live */
 #define PREFILL_ROWS_HOST  64  /* rows of a prefill pass: what keeps a processor busy */
 #define PREFILL_ROWS_APART 512 /* and a device with memory of its own */
-/* One with this much memory keeps activations of longer passes: every pass expands keys and values
- * of all tokens before it, so that fewer passes expand less. */
+/* One with this much memory has room for the partial sums of more rounds in a launch, and keeps
+ * activations of longer prefill passes: every pass expands keys and values of all tokens before it,
+ * so that fewer passes expand less. */
 #define PREFILL_ROWS_LONG 2048
 #define LONG_FROM         ((size_t)32 << 30)
 /* Invented weights up to this size are judged by the oracle, as a checkpoint's are; more would take
