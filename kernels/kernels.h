@@ -67,7 +67,8 @@ struct tv_verify_attn {
     int32_t splits;            /* 0: the backend's own function of the request's length; else forced
                                   number of KV splits per request (tests), 1 .. 64 */
     int32_t round_p_bf16;      /* naive only: 0, or k: round probabilities to bf16 before the second
-                                  product, as if they were 2^((k - 1) / 4) times as large */
+                                  product, as if they were 2^f times as large, f the k-th of 0,
+                                  1/2, 1/4, 3/4, 1/8, 5/8, ...: the bits of k - 1 in reverse */
     int32_t sum_f32;           /* naive only: f32 sums instead of f64 (for timing) */
     int32_t blocks_max;        /* naive only: how much of a device it may take at a time, in thread
                                   blocks; 0: any */

@@ -113,7 +113,7 @@ NAIVE_DEVICE Sum row_softmax(const struct naive_row<T> &r, Sum *score, float sca
         }
         top = top > dot ? top : dot;
     }
-    Sum by = (Sum)exp2((double)(round_p - 1) / 4.0); /* of what is rounded */
+    Sum by = (Sum)exp2(__brev((uint32_t)round_p - 1) * 0x1p-32); /* of what is rounded */
     top = block_reduce(top, true);
     for (int32_t j = (int32_t)threadIdx.x; j < r.count; j += THREADS) {
         score[j] = exponential(score[j] - top);

@@ -136,7 +136,7 @@ PAIR_DEVICE float2 softmax(const struct pair_rows &r, float2 *score, const float
         score[j] = s;
     }
     total = make_float2(block_reduce(total.x, false), block_reduce(total.y, false));
-    float by = (float)exp2((double)(round_p - 1) / 4.0); /* of what is rounded */
+    float by = (float)exp2(__brev((uint32_t)round_p - 1) * 0x1p-32); /* of what is rounded */
     for (int32_t j = (int32_t)threadIdx.x; j < r.count; j += THREADS) {
         float2 p = make_float2(score[j].x / total.x, score[j].y / total.y);
         score[j] = round_p != 0 ? make_float2(rounded(p.x, by), rounded(p.y, by)) : p;

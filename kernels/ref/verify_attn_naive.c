@@ -87,10 +87,21 @@ static double fill_scores(const struct view *v, int32_t count)
     return max;
 }
 
+/* Of what is rounded; kernels.h, round_p_bf16. */
+static double rounding_scale(int32_t k)
+{
+    double f = 0.0, weight = 0.5;
+    for (int32_t bits = k - 1; bits > 0; bits >>= 1) {
+        f += bits & 1 ? weight : 0.0;
+        weight /= 2.0;
+    }
+    return exp2(f);
+}
+
 /* Scores to probabilities; returns the sum of exp(score - max). */
 static double normalise(const struct view *v, int32_t count, double max)
 {
-    double sum = 0.0, scale = exp2((double)(v->args->round_p_bf16 - 1) / 4.0);
+    double sum = 0.0, scale = rounding_scale(v->args->round_p_bf16);
     for (int32_t j = 0; j < count; j++) {
         v->scores[j] = exp(v->scores[j] - max);
         sum += v->scores[j];
