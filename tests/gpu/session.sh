@@ -124,7 +124,10 @@ for test in prefix rules model variants synthetic; do
 done
 step http_hidden 60 env TREEVERIFY_KV_DTYPE=f32 python3 "$source/tests/http/test_hidden.py"
 step http_planted 60 python3 "$source/tests/http/test_planted.py"
-step lossless 60 env TV_TEST_SCALE=0.1 python3 "$source/tests/parity/lossless.py" "$daemon" "$big" "$text" --backend "$backend"
+for dtype in bf16 f32; do
+    step "lossless_$dtype" 90 env TV_TEST_SCALE=$([ "$backend" = cuda ] && echo 1 || echo 0.1) python3 "$source/tests/parity/lossless.py" "$daemon" \
+        "$big" "$text" --backend "$backend" --kv-dtype $dtype
+done
 
 # --- bad accesses, end to end
 memcheck() {

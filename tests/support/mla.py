@@ -98,15 +98,16 @@ class Model:
     def mlp(self, x, name):
         return self.linear(silu(self.linear(x, name + "gate_proj")) * self.linear(x, name + "up_proj"), name + "down_proj")
 
-    def choice(self, logits, at):
-        """The experts of one row and their weights."""
+    def choice(self, logits, at, nudge=0.0):
+        """The experts of one row and their weights. nudge [experts] is added to what they are ranked by."""
         config, top = self.config, self.config["num_experts_per_tok"]
         if config["model_type"] == "deepseek_v2":
             scores = np.exp(logits - logits.max())
-            ranked = scores = scores / scores.sum()
+            scores = scores / scores.sum()
+            ranked = scores + nudge
         else:
             scores = 1.0 / (1.0 + np.exp(-logits))
-            ranked = scores + self.weights[f"model.layers.{at}.mlp.gate.e_score_correction_bias"]
+            ranked = scores + self.weights[f"model.layers.{at}.mlp.gate.e_score_correction_bias"] + nudge
             groups = ranked.reshape(config["n_group"], -1)
             best = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
             kept = np.argsort(-best, kind="stable")[: config["topk_group"]]
