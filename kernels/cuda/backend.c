@@ -179,7 +179,7 @@ static int device_describe(int device, struct tv_cuda *cuda)
         rc = tv_cuda_query_prepare();
     }
     if (rc == 0) {
-        rc = tv_cuda_prefill_attn_prepare();
+        rc = tv_cuda_prefill_attn_prepare(cuda);
     }
     return rc < 0 ? rc : tv_cuda_layer_prepare(cuda); /* last: it takes memory */
 }

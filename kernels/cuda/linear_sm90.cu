@@ -81,22 +81,6 @@ struct dense_rows {
     }
 };
 
-/* Rows of a tile: what takes the fewest rounds of all multiprocessors, counting what a tile costs
- * beside its rows. */
-static int32_t tile_rows_of(int32_t sms, int32_t most, int32_t rows, int64_t columns)
-{
-    int32_t best = most;
-    int64_t least = INT64_MAX;
-    for (int32_t t = most; t >= most / 4; t -= most / 4) {
-        int64_t cost = ((rows + t - 1) / t * columns + sms - 1) / sms * (t + most / 4);
-        if (cost < least) {
-            least = cost;
-            best = t;
-        }
-    }
-    return best;
-}
-
 /* `rows` of them from row `first` on. */
 template <int PIECES>
 static int dense_slice(const struct tv_kernels *k, const struct tv_linear *args, int count,
@@ -110,7 +94,7 @@ static int dense_slice(const struct tv_kernels *k, const struct tv_linear *args,
     for (int i = 0; i < count; i++) {
         columns += (int64_t)groups * ((args[i].n + SM90_WEIGHTS - 1) / SM90_WEIGHTS);
     }
-    p.tile_rows = tile_rows_of(cuda->sm_count, sm90_ring<PIECES>::tile_rows, rows, columns);
+    p.tile_rows = sm90_tile_rows(cuda->sm_count, sm90_ring<PIECES>::tile_rows, rows, columns);
     p.box_rows = p.tile_rows / sm90_ring<PIECES>::sums;
     p.row_tiles = (rows + p.tile_rows - 1) / p.tile_rows;
     p.rows = rows;

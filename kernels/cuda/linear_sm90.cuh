@@ -340,8 +340,18 @@ template <int PIECES> TV_DEVICE void sm90_cut(float a, float b, uint32_t (&word)
     }
 }
 
+TV_DEVICE float2 sm90_pair(const float *x)
+{
+    return *(const float2 *)x;
+}
+
+TV_DEVICE float2 sm90_pair(const __nv_bfloat16 *x)
+{
+    return __bfloat1622float2(*(const __nv_bfloat162 *)x);
+}
+
 /* Rows of x in pieces of bf16, `apart` elements apart, each row a multiple of 32 long, behind k
- * zeros. S: row of the result -> row of x, or NULL. */
+ * zeros. S: row of the result -> row of x (of f32, or of bf16: one piece has all), or NULL. */
 template <typename S, int PIECES>
 static __global__ void __launch_bounds__(256) sm90_rows(const __grid_constant__ S s, int32_t rows,
                                                         int32_t k, int64_t apart, __nv_bfloat16 *to)
@@ -352,7 +362,7 @@ static __global__ void __launch_bounds__(256) sm90_rows(const __grid_constant__ 
     int64_t all = (int64_t)rows * quads;
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < all;
          i += (int64_t)gridDim.x * 256) {
-        const float *x = s.row((int32_t)(i / quads));
+        const auto *x = s.row((int32_t)(i / quads));
         int32_t quad = (int32_t)(i % quads);
         uint32_t word[4][PIECES];
 #pragma unroll
@@ -360,7 +370,7 @@ static __global__ void __launch_bounds__(256) sm90_rows(const __grid_constant__ 
             int32_t at = quad / 4 * 32 + j * 8 + quad % 4 * 2;
             float2 v = {};
             if (x != NULL && at < k) {
-                v = *(const float2 *)(x + at);
+                v = sm90_pair(x + at);
             }
             sm90_cut<PIECES>(v.x, v.y, word[j]);
         }

@@ -39,6 +39,22 @@ static int sm90_rows_launch(const struct tv_kernels *k, const S &s, int32_t rows
                   tv_cuda_stream(k), s, rows, depth, apart, (__nv_bfloat16 *)to);
 }
 
+/* Rows of a tile: what takes the fewest rounds of all multiprocessors, counting what a tile costs
+ * beside its rows. */
+static inline int32_t sm90_tile_rows(int32_t sms, int32_t most, int32_t rows, int64_t columns)
+{
+    int32_t best = most;
+    int64_t least = INT64_MAX;
+    for (int32_t t = most; t >= most / 4; t -= most / 4) {
+        int64_t cost = ((rows + t - 1) / t * columns + sms - 1) / sms * (t + most / 4);
+        if (cost < least) {
+            least = cost;
+            best = t;
+        }
+    }
+    return best;
+}
+
 template <typename P> static int sm90_launch(const struct tv_kernels *k, const P &p, int64_t items)
 {
     const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;

@@ -19,7 +19,7 @@ extern "C" {
 int tv_cuda_linear_prepare(const struct tv_cuda *cuda);
 int tv_cuda_experts_prepare(const struct tv_cuda *cuda);
 int tv_cuda_moe_prepare(void);
-int tv_cuda_prefill_attn_prepare(void);
+int tv_cuda_prefill_attn_prepare(const struct tv_cuda *cuda);
 int tv_cuda_query_prepare(void);
 /* Takes memory of the device, which tv_cuda_layer_finish gives back. */
 int tv_cuda_layer_prepare(struct tv_cuda *cuda);

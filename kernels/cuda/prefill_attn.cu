@@ -9,6 +9,7 @@
  */
 #include "launch.cuh"
 #include "linear_launch.cuh"
+#include "linear_sm90.h"
 #include "ops.h"
 #include "prefill_attn_any.cuh"
 #include "prefill_attn_mma.cuh"
@@ -178,6 +179,15 @@ static int expand_segment(const struct tv_kernels *k, const struct tv_prefill_at
                                                               (char *)s->expanded);
         rc = tv_cuda_errno(cudaGetLastError());
     }
+    const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
+    bool mma = linear_uses_mma(a->w_dtype, a->latent_dim);
+    if (rc == 0 && s->scales != NULL && mma && !cuda->portable) {
+        rc = tv_prefill_expand_sm90(k, a, s);
+        if (rc != -ENOTSUP) {
+            return rc;
+        }
+        rc = 0;
+    }
     if (rc == 0 && a->nope_dim > 0) {
         rc = expand_either(k, a, s, true);
     }
@@ -198,9 +208,10 @@ template <enum mma_low LOW> static int mma_prepare_both(void)
     return rc < 0 ? rc : mma_prepare<8, LOW>();
 }
 
-int tv_cuda_prefill_attn_prepare(void)
+int tv_cuda_prefill_attn_prepare(const struct tv_cuda *cuda)
 {
-    int rc = linear_prepare<struct expand_problem<float, false>>();
+    int rc = cuda->portable ? 0 : tv_prefill_expand_sm90_prepare();
+    rc = rc < 0 ? rc : linear_prepare<struct expand_problem<float, false>>();
     rc = rc < 0 ? rc : linear_prepare<struct expand_problem<__nv_bfloat16, false>>();
     rc = rc < 0 ? rc : linear_prepare<struct expand_problem<float, true>>();
     rc = rc < 0 ? rc : linear_prepare<struct expand_problem<__nv_bfloat16, true>>();

@@ -60,6 +60,16 @@ TV_DEVICE void tile_store(char *high, int32_t low, float value)
     }
 }
 
+/* Two neighbours. */
+TV_DEVICE void tile_store_pair(char *high, int32_t low, float x, float y)
+{
+    __half2 top = __floats2half2_rn(x, y);
+    *(__half2 *)high = top;
+    if (low > 0) {
+        *(__half2 *)(high + low) = __floats2half2_rn(x - __low2float(top), y - __high2float(top));
+    }
+}
+
 /* 2 to the power n, -126 <= n <= 127. */
 TV_DEVICE float power_of_two(int32_t n)
 {

@@ -16,22 +16,36 @@
 #define SCALE_MOST      60 /* exponents; a token of next to nothing stays next to nothing */
 #define TOKEN_WARPS     4
 
+/* The largest magnitude in the grid's share of a matrix that this thread has. */
+TV_DEVICE float share_most(const void *x, int64_t count, enum tv_dtype dtype)
+{
+    float most = 0.0f;
+    int64_t step = (int64_t)gridDim.x * LARGEST_THREADS;
+    int64_t from = (int64_t)blockIdx.x * LARGEST_THREADS + threadIdx.x;
+    int64_t words = dtype == TV_BF16 && (uintptr_t)x % 16 == 0 ? count / 8 : 0;
+#pragma unroll 4
+    for (int64_t i = from; i < words; i += step) {
+        const uint4 word = ((const uint4 *)x)[i];
+        const __nv_bfloat162 *pairs = (const __nv_bfloat162 *)&word;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float2 pair = __bfloat1622float2(pairs[j]);
+            most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+        }
+    }
+#pragma unroll 8
+    for (int64_t i = 8 * words + from; i < count; i += step) {
+        most = fmaxf(most, fabsf(load_f32(x, dtype, i)));
+    }
+    return most;
+}
+
 /* parts[block]: the largest magnitude in the block's share of both matrices. */
 static __global__ void __launch_bounds__(LARGEST_THREADS)
     prefill_largest(const void *k_up, int64_t k_count, const void *v_up, int64_t v_count,
                     enum tv_dtype dtype, float *parts)
 {
-    float most = 0.0f;
-    int64_t step = (int64_t)gridDim.x * LARGEST_THREADS;
-    int64_t from = (int64_t)blockIdx.x * LARGEST_THREADS + threadIdx.x;
-#pragma unroll 8
-    for (int64_t i = from; i < k_count; i += step) {
-        most = fmaxf(most, fabsf(load_f32(k_up, dtype, i)));
-    }
-#pragma unroll 8
-    for (int64_t i = from; i < v_count; i += step) {
-        most = fmaxf(most, fabsf(load_f32(v_up, dtype, i)));
-    }
+    float most = fmaxf(share_most(k_up, k_count, dtype), share_most(v_up, v_count, dtype));
     most = block_max(most);
     if (threadIdx.x == 0) {
         parts[blockIdx.x] = most;

@@ -219,6 +219,12 @@ void check_prefill(struct check *c)
         behind(c, TV_BF16, (enum tv_products)n);
         behind(c, TV_F32, (enum tv_products)n);
     }
+    /* so many that a device expands them by other products; a cut may leave fewer */
+    for (int32_t n = 0; n < (products ? 2 : 1); n++) {
+        struct problem p = make(c, &published, TV_BF16, TV_BF16, check_range(c, 257, 420), 3);
+        p.args.products = (enum tv_products)n;
+        one(c, &p);
+    }
     /* many tokens and heads: other tiles on a device */
     for (int32_t n = 0; n < (products ? 4 : 2); n++) {
         struct problem p = make(c, &many, TV_BF16, n & 1 ? TV_BF16 : TV_F32, 780, 16);
