@@ -403,13 +403,17 @@ static void failure(const struct tv_client *client, CURLcode code, const struct 
                                                       : curl_easy_strerror(code));
 }
 
-/* The end of a transfer: is the server there? */
+/* The end of a transfer: is the server there? A proxy that has none says so without a problem
+ * document. */
 static void note(struct tv_client *client, CURLcode code)
 {
     long status = 0;
+    const char *type = NULL;
     curl_easy_getinfo(client->curl, CURLINFO_RESPONSE_CODE, &status);
-    client->server.answered |= status > 0;
-    client->server.refused = code == CURLE_COULDNT_CONNECT;
+    curl_easy_getinfo(client->curl, CURLINFO_CONTENT_TYPE, &type);
+    int away = status >= 502 && status <= 504 && (type == NULL || strstr(type, "json") == NULL);
+    client->server.answered |= status > 0 && !away;
+    client->server.refused = code == CURLE_COULDNT_CONNECT || away;
 }
 
 static int attempt(struct tv_client *client, const struct tv_client_call *call, int64_t deadline,

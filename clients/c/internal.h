@@ -68,7 +68,7 @@ int64_t tv_client_now_us(void);
 struct tv_client_server {
     uint64_t jitter; /* never 0 */
     int answered;    /* it was there, whatever it said */
-    int refused;     /* no connection could be made the last time: nothing was sent */
+    int refused;     /* no connection could be made the last time, or a proxy could make none */
 };
 
 /* Of one call so far; all zeros at its beginning. */

@@ -41,9 +41,9 @@ static int may_help(int error, const struct tv_client_problem *problem)
            (error == -EPROTO && (problem->retryable || strcmp(problem->code, "kernel-fault") == 0));
 }
 
-/* Nobody listens where somebody was: until the time for a restart is over. */
+/* Nobody listens where somebody was: until the time for a restart is over. least_ms: of a pause. */
 static int64_t pause_of_restart(struct tv_client *client, struct tv_client_failures *failures,
-                                int64_t now_ms)
+                                int64_t now_ms, int64_t least_ms)
 {
     if (failures->refused++ == 0) {
         failures->refused_from_ms = now_ms;
@@ -53,6 +53,7 @@ static int64_t pause_of_restart(struct tv_client *client, struct tv_client_failu
     if (left <= 0) {
         return -1;
     }
+    pause = pause < least_ms ? least_ms : pause;
     return pause < left ? pause : left; /* the last attempt is made when the time is over */
 }
 
@@ -67,16 +68,15 @@ int64_t tv_client_next_pause(struct tv_client *client, int error,
     if (!may_help(error, problem)) {
         return -1;
     }
-    if (error == -ECONNREFUSED && server->refused && server->answered && !failures->hasty &&
-        options->restart_ms > 0 && options->retries_max > 0) {
-        pause = pause_of_restart(client, failures, now_ms);
+    int64_t least_ms = error == -EPROTO ? (int64_t)problem->retry_after_s * 1000 : 0;
+    if ((error == -ECONNREFUSED || error == -EPROTO) && server->refused && server->answered &&
+        !failures->hasty && options->restart_ms > 0 && options->retries_max > 0) {
+        pause = pause_of_restart(client, failures, now_ms, least_ms);
     } else if (failures->counted++ >= options->retries_max) {
         return -1;
     } else {
         pause = grown(client, failures->counted);
-        if (error == -EPROTO && pause < (int64_t)problem->retry_after_s * 1000) {
-            pause = (int64_t)problem->retry_after_s * 1000;
-        }
+        pause = pause < least_ms ? least_ms : pause;
     }
     return now_ms + pause + ATTEMPT_MS_MIN <= deadline_ms ? pause : -1;
 }

@@ -29,9 +29,10 @@
  * pause with jitter, never shorter than Retry-After, while retries and deadline allow. So is an
  * answer without a problem document (an intermediary's) with status 408, 429, 502, 503 or 504.
  * A create carries an Idempotency-Key: repeated, it is one session. A server that has answered the
- * client before, and to which no connection can be made now, is starting again: it is waited for
- * restart_ms, whatever retries_max says (but for 0: never), within the deadline. Probes and the end
- * of a session wait for nobody; nor does a client that nobody has answered yet.
+ * client before, and to which no connection can be made now (or by a proxy, which says 502, 503 or
+ * 504 without a problem document), is starting again: it is waited for restart_ms, whatever
+ * retries_max says (but for 0: never), within the deadline. Probes and the end of a session wait
+ * for nobody; nor does a client that nobody has answered yet.
  *
  * Recovery of a session, within the call that meets the refusal:
  *   - the server is elsewhere (an answer was lost for good, or somebody used the session): its

@@ -133,6 +133,39 @@ class CallsTest(unittest.TestCase):
         busy = problem(503, "loading", True)
         self.assertEqual(tried([LOST, *[REFUSED] * 9, busy, GOOD], attempts=3)[:2], ({"ok": True}, 12))
         self.assertEqual(tried([LOST, *[REFUSED] * 9, busy, LOST], attempts=3)[:2], (LOST, 12))
+        # a proxy says it in its own words
+        away = [Reply(status, {}, b"<h1>No server is available</h1>") for status in (502, 503, 504)]
+        result, sends, waited = tried([*away, REFUSED, *away, *away, *away])
+        self.assertEqual((result.status, result.code, sends), (504, "", 13))
+        self.assertAlmostEqual(waited, 30.0)
+        self.assertEqual(tried([*away, *away, *away, GOOD], attempts=2)[:2], ({"ok": True}, 10))
+        self.assertEqual(tried([*away, *away, *away], answered=False)[1], 8)
+        self.assertEqual(tried([Reply(503, {"retry-after": "7"}, b""), GOOD], attempts=2)[1:], (2, 7.0))
+        self.assertEqual(tried([busy] * 8)[1], 8)
+
+    def test_a_peer_that_hangs_up_in_the_handshake(self):
+        """Of TLS: the package's own exception from either client, whatever the library below lets through."""
+        async def ask(url):
+            async with tv.AsyncClient(url, retry=Retry(attempts=1)) as client:
+                with self.assertRaises(tv.TransportError):
+                    await client.model()
+
+        for said in (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x03\x00\x02\x02\x28"):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                def serve():
+                    for _ in range(2):
+                        connection = listener.accept()[0]
+                        with connection:
+                            connection.recv(4096)
+                            connection.sendall(said)
+
+                thread = threading.Thread(target=serve)
+                thread.start()
+                url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+                with tv.Client(url, retry=Retry(attempts=1)) as client, self.assertRaises(tv.TransportError):
+                    client.model()
+                asyncio.run(ask(url))
+                thread.join()
 
     def test_refused_is_that_nobody_listens(self):
         async def ask(url):

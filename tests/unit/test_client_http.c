@@ -120,6 +120,43 @@ static void restart_is_waited_for(void **state)
     }
 }
 
+/* A proxy in front of a server that restarts: its own words, not a problem document. */
+static void restart_behind_a_proxy_is_waited_for(void **state)
+{
+    (void)state;
+    static const struct step away = {
+        .status = "503 Service Unavailable", .type = "text/html", .body = "<h1>No server</h1>"};
+    static const struct step there = {.status = "200 OK", .type = "application/json", .body = "{}"};
+    const struct step steps[] = {away, away, away, there, away, away, away, away, away, there};
+    for (int first = 0; first < 4; first += 3) { /* nobody has answered yet; somebody has */
+        struct server server;
+        struct tv_client_answer answer = {0};
+        struct tv_client_problem problem;
+        struct tv_client_options options;
+        struct tv_client *client = NULL;
+        start(&server, steps + first, 10 - first);
+        tv_client_options_init(&options);
+        options.url = server.url;
+        options.retries_max = 2;
+        options.backoff_ms = 1;
+        assert_int_equal(tv_client_create(&options, &client), 0);
+        int rc = tv_client_parity_run(client, NULL, 0, &answer, &problem);
+        if (first == 0) {
+            assert_int_equal(rc, -EPROTO);
+            assert_int_equal(problem.http_status, 503);
+            assert_int_equal(tv_client_attempts(client), 3);
+        } else {
+            assert_int_equal(rc, 0);
+            tv_client_answer_finish(&answer);
+            assert_int_equal(tv_client_parity_run(client, NULL, 0, &answer, &problem), 0);
+            assert_int_equal(tv_client_attempts(client), 1 + 6);
+            tv_client_answer_finish(&answer);
+        }
+        stop(&server);
+        tv_client_destroy(client);
+    }
+}
+
 static void urls(void **state)
 {
     (void)state;
@@ -254,10 +291,15 @@ static void retry_after_of_days(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(retries_are_bounded), cmocka_unit_test(silent_server_meets_the_deadline),
-        cmocka_unit_test(nobody_listens),      cmocka_unit_test(urls),
-        cmocka_unit_test(methods_and_paths),   cmocka_unit_test(success_has_no_problem),
-        cmocka_unit_test(retry_after_of_days), cmocka_unit_test(restart_is_waited_for),
+        cmocka_unit_test(retries_are_bounded),
+        cmocka_unit_test(silent_server_meets_the_deadline),
+        cmocka_unit_test(nobody_listens),
+        cmocka_unit_test(urls),
+        cmocka_unit_test(methods_and_paths),
+        cmocka_unit_test(success_has_no_problem),
+        cmocka_unit_test(retry_after_of_days),
+        cmocka_unit_test(restart_is_waited_for),
+        cmocka_unit_test(restart_behind_a_proxy_is_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,7 @@ import httpx
 from . import ahead, oneshot, session as flows
 from .asks import Settings, Tokens
 from .calls import Effect, Flow, Pause, Reply, Retry, Send, call, drive_async, send
-from .client import Http, SessionView
+from .client import LOST, Http, SessionView
 from .drafters import Drafter
 from .errors import Error, ProblemError, TransportError
 from .events import Event, Following
@@ -70,7 +70,7 @@ class AsyncClient:
             extensions = {} if sent is None else {"trace": written}
             request = self._http.request(**Http.request(effect), timeout=timeout, extensions=extensions)
             return Http.reply(await request)
-        except httpx.RequestError as error:
+        except LOST as error:
             raise self._settings.failure(error) from error
 
     async def _perform(self, effect: Effect, sent: asyncio.Event | None = None) -> Reply | None:
@@ -178,7 +178,7 @@ class AsyncClient:
                             yield event
                 if not following.over:
                     raise Following.cut()
-            except httpx.RequestError as error:
+            except LOST as error:
                 await asyncio.sleep(following.again(self._settings.failure(error)))
             except (TransportError, ProblemError) as error:
                 await asyncio.sleep(following.again(error))

@@ -29,6 +29,7 @@ T = TypeVar("T")
 _RETRY_CODES = frozenset({"kernel-fault"})
 # Answers of intermediaries that carry no problem document.
 _RETRY_STATUS = frozenset({408, 429, 502, 503, 504})
+_GATEWAY_STATUS = frozenset({502, 503, 504})
 
 
 @dataclass(frozen=True)
@@ -164,19 +165,19 @@ class Context:
         """Seconds to pause before the next attempt, or None when there is none."""
         now, longest = self.clock(), math.inf
         restarts = patient and self.answered and self.retry.restart_s > 0 and self.retry.attempts > 1
-        if restarts and isinstance(error, TransportError) and error.refused:
+        after = error.retry_after_s if isinstance(error, ProblemError) else None
+        if restarts and is_away(error):
             if failures.refused == 0:
                 failures.refused_from = now
             failures.refused += 1
             longest = failures.refused_from + self.retry.restart_s - now
             if longest <= 0:
                 return None
-            pause = self.retry.pause_s(failures.refused, None, self.uniform)
+            pause = self.retry.pause_s(failures.refused, after, self.uniform)
         else:
             failures.counted += 1
             if failures.counted >= self.retry.attempts:
                 return None
-            after = error.retry_after_s if isinstance(error, ProblemError) else None
             pause = self.retry.pause_s(failures.counted, after, self.uniform)
         pause = min(pause, longest)  # the last attempt is made when the time is over
         return None if now - failures.started + pause > self.retry.total_s else pause
@@ -223,6 +224,13 @@ def decode(reply: Reply) -> dict[str, Any]:
     return body
 
 
+def is_away(error: TransportError | ProblemError) -> bool:
+    """Nobody listens, or an intermediary says so: the server's own refusals have a problem document with a code."""
+    if isinstance(error, TransportError):
+        return error.refused
+    return not error.code and error.status in _GATEWAY_STATUS
+
+
 def worth_another(error: TransportError | ProblemError) -> bool:
     return isinstance(error, TransportError) or error.retryable or error.code in _RETRY_CODES
 
@@ -234,11 +242,12 @@ def send(context: Context, request: Send) -> Flow[Reply]:
         try:
             reply = yield request
             assert reply is not None
-            context.answered = True
             if reply.status >= 400:
                 decode(reply)
+            context.answered = True
             return reply
         except (TransportError, ProblemError) as error:
+            context.answered |= isinstance(error, ProblemError) and not is_away(error)
             pause = context.run_again(error, failures, request.patient) if worth_another(error) else None
             if pause is None:
                 raise

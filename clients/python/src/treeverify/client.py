@@ -27,6 +27,10 @@ from .values import Dtype, Hidden, HiddenDtype, HiddenWant, Logits, Model, Round
 T = TypeVar("T")
 
 
+# httpx lets the second one through from asyncio: of a peer that hangs up in the handshake
+LOST = (httpx.RequestError, ssl.SSLError)
+
+
 class Http:
     """What both clients share: the checked address, headers, timeouts, and the retry context."""
 
@@ -78,7 +82,7 @@ class Http:
     def reply(answer: httpx.Response) -> Reply:
         return Reply(answer.status_code, {name.lower(): value for name, value in answer.headers.items()}, answer.content)
 
-    def failure(self, error: httpx.RequestError) -> TransportError:
+    def failure(self, error: httpx.RequestError | ssl.SSLError) -> TransportError:
         words, refused = str(error) or type(error).__name__, isinstance(error, httpx.ConnectError) and _refused(error)
         return TransportError(
             f"{self.url}: {words}", timed_out=isinstance(error, httpx.TimeoutException), refused=refused
@@ -249,7 +253,7 @@ class Client:
             timeout = self._settings.timeout(effect.wait_s, effect.limit_s)
             trace = _no_delay if sent is None else _Sent(sent)
             return Http.reply(self._http.request(**Http.request(effect), timeout=timeout, extensions={"trace": trace}))
-        except httpx.RequestError as error:
+        except LOST as error:
             raise self._settings.failure(error) from error
 
     def _perform(self, effect: Effect, sent: threading.Event | None = None) -> Reply | None:
@@ -372,7 +376,7 @@ class Client:
                         yield from following.take(chunk)
                 if not following.over:
                     raise Following.cut()
-            except httpx.RequestError as error:
+            except LOST as error:
                 time.sleep(following.again(self._settings.failure(error)))
             except (TransportError, ProblemError) as error:
                 time.sleep(following.again(error))
