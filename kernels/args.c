@@ -9,21 +9,6 @@
 #include <float.h>
 #include <limits.h>
 
-static int dtype_known(enum tv_dtype dtype)
-{
-    return dtype == TV_F32 || dtype == TV_BF16 || dtype == TV_F16;
-}
-
-static int dtype_kv(enum tv_dtype dtype)
-{
-    return dtype == TV_F32 || dtype == TV_BF16;
-}
-
-static int products_known(enum tv_products products)
-{
-    return products == TV_PRODUCTS_EXACT || products == TV_PRODUCTS_BF16;
-}
-
 static int page_size_known(int32_t page_size)
 {
     return page_size == 16 || page_size == 32 || page_size == 64 || page_size == 128;
@@ -32,7 +17,8 @@ static int page_size_known(int32_t page_size)
 int tv_args_linear(const struct tv_linear *args)
 {
     if (args->rows < 0 || args->n < 1 || args->k < 1 || args->groups < 1 ||
-        !dtype_known(args->w_dtype) || !args->w || !products_known(args->products)) {
+        !tv_args_dtype_known(args->w_dtype) || !args->w ||
+        !tv_args_products_known(args->products)) {
         return -EINVAL;
     }
     if (args->rows > 0 && (!args->x || !args->y)) {
@@ -66,7 +52,7 @@ int tv_args_rope(const struct tv_rope *args)
 
 int tv_args_latent_write(const struct tv_latent_write *args)
 {
-    if (args->rows < 0 || args->latent_dim < 1 || !dtype_kv(args->kv_dtype)) {
+    if (args->rows < 0 || args->latent_dim < 1 || !tv_args_dtype_kv(args->kv_dtype)) {
         return -EINVAL;
     }
     for (int32_t r = 0; r < args->rows; r++) {
@@ -96,8 +82,8 @@ int tv_args_router(const struct tv_router *args)
 int tv_args_experts(const struct tv_experts *args)
 {
     if (args->rows < 0 || args->hidden < 1 || args->inter < 1 || args->experts < 1 ||
-        args->top_k < 1 || args->top_k > args->experts || !dtype_known(args->w_dtype) ||
-        !products_known(args->products)) {
+        args->top_k < 1 || args->top_k > args->experts || !tv_args_dtype_known(args->w_dtype) ||
+        !tv_args_products_known(args->products)) {
         return -EINVAL;
     }
     int64_t count = (int64_t)args->rows * args->top_k;
@@ -157,8 +143,9 @@ int tv_args_verify_attn(const struct tv_verify_attn *args)
         args->rope_dim < 0 || args->rope_dim > TV_ARGS_ROPE_MAX) {
         return -EINVAL;
     }
-    if (!dtype_kv(args->dtype) || !dtype_kv(args->out_dtype) || !page_size_known(args->page_size) ||
-        args->max_pages < 1 || args->kv_len_max < 1 || args->splits < 0 || args->splits > 64 ||
+    if (!tv_args_dtype_kv(args->dtype) || !tv_args_dtype_kv(args->out_dtype) ||
+        !page_size_known(args->page_size) || args->max_pages < 1 || args->kv_len_max < 1 ||
+        args->splits < 0 || args->splits > 64 ||
         !(args->softmax_scale > 0.0f && args->softmax_scale <= FLT_MAX)) {
         return -EINVAL;
     }
@@ -178,8 +165,8 @@ int tv_args_prefill_attn(const struct tv_prefill_attn *args)
         args->v_dim < 1 || args->latent_dim < 1) {
         return -EINVAL;
     }
-    if (!dtype_known(args->w_dtype) || !dtype_kv(args->kv_dtype) ||
-        !products_known(args->products) || !page_size_known(args->page_size) ||
+    if (!tv_args_dtype_known(args->w_dtype) || !tv_args_dtype_kv(args->kv_dtype) ||
+        !tv_args_products_known(args->products) || !page_size_known(args->page_size) ||
         args->rows > INT_MAX - args->start) {
         return -EINVAL;
     }
@@ -219,7 +206,7 @@ int tv_args_topk(const struct tv_topk *args)
 
 int tv_args_synthesize(const struct tv_synthesize *args)
 {
-    if (args->groups < 1 || args->rows < 1 || args->cols < 1 || !dtype_kv(args->dtype) ||
+    if (args->groups < 1 || args->rows < 1 || args->cols < 1 || !tv_args_dtype_kv(args->dtype) ||
         !args->to || (int64_t)args->groups * args->rows > INT64_MAX / 4 / args->cols) {
         return -EINVAL;
     }

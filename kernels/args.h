@@ -8,6 +8,8 @@
 #ifndef TV_KERNELS_ARGS_H
 #define TV_KERNELS_ARGS_H
 
+#include <stdbool.h>
+
 #include "kernels.h"
 
 int tv_args_linear(const struct tv_linear *args);
@@ -21,6 +23,23 @@ int tv_args_draw(const struct tv_draw_args *args);
 int tv_args_topk(const struct tv_topk *args);
 int tv_args_synthesize(const struct tv_synthesize *args);
 int tv_args_kv_move(int64_t slot_count, const int64_t *src, const int64_t *dst, int32_t count);
+
+/* What an enum of kernels.h may hold: weights of a product or an embedding, rows of the cache and
+ * what is rounded to, and how rows meet weights. For cuda/ too. */
+static inline bool tv_args_dtype_known(enum tv_dtype dtype)
+{
+    return dtype == TV_F32 || dtype == TV_BF16 || dtype == TV_F16;
+}
+
+static inline bool tv_args_dtype_kv(enum tv_dtype dtype)
+{
+    return dtype == TV_F32 || dtype == TV_BF16;
+}
+
+static inline bool tv_args_products_known(enum tv_products products)
+{
+    return products == TV_PRODUCTS_EXACT || products == TV_PRODUCTS_BF16;
+}
 
 /* The widest rotated key the host backends turn in a stack buffer. */
 #define TV_ARGS_ROPE_MAX 256

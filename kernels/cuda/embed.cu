@@ -25,7 +25,7 @@ static __global__ void __launch_bounds__(THREADS)
 int tv_cuda_embed(struct tv_kernels *k, int32_t rows, int32_t hidden, int32_t vocab,
                   const void *table, enum tv_dtype dtype, const int32_t *ids, float *x)
 {
-    if (rows < 0 || hidden < 1 || vocab < 1) {
+    if (rows < 0 || hidden < 1 || vocab < 1 || !tv_args_dtype_known(dtype)) {
         return -EINVAL;
     }
     if (rows == 0) {

@@ -377,7 +377,8 @@ static int experts_check(const struct tv_experts *args)
 {
     return args->rows < 0 || args->hidden < 1 || args->inter < 1 || args->experts < 1 ||
                    args->experts > EXPERTS_MAX || args->top_k < 1 || args->top_k > args->experts ||
-                   (int64_t)args->rows * args->top_k > INT32_MAX
+                   (int64_t)args->rows * args->top_k > INT32_MAX ||
+                   !tv_args_dtype_known(args->w_dtype) || !tv_args_products_known(args->products)
                ? -EINVAL
                : 0;
 }

@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 
+#include "../args.h"
 #include "../kernels.h"
 
 #ifdef __cplusplus

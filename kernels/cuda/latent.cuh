@@ -41,7 +41,7 @@ TV_DEVICE void latent_row(const struct tv_latent_write &a, int64_t row)
 static int latent_check(const struct tv_latent_write *args)
 {
     const struct tv_rope_table *table = &args->table;
-    return args->rows < 0 || args->latent_dim < 1 || args->kv_dtype == TV_F16 ||
+    return args->rows < 0 || args->latent_dim < 1 || !tv_args_dtype_kv(args->kv_dtype) ||
                    table->cos_sin == NULL || table->rope_dim < 2 || table->rope_dim % 2 != 0 ||
                    table->rope_dim > ROPE_DIM_MAX
                ? -EINVAL

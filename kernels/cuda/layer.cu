@@ -113,7 +113,7 @@ static int moe_check(const struct tv_moe *a, int32_t rows)
     if (experts_check(e) < 0 || router_check(r) < 0 || a->shared_inter < 0 || e->rows != rows ||
         r->rows != rows || r->experts != e->experts || r->top_k != e->top_k || r->ids != e->ids ||
         r->weights != e->weights || l->rows != rows || l->n != r->experts || l->k != e->hidden ||
-        l->y != r->logits) {
+        l->y != r->logits || tv_cuda_linear_check(l) < 0) {
         return -EINVAL;
     }
     bool mma = linear_uses_mma(e->w_dtype, e->hidden) && linear_uses_mma(e->w_dtype, e->inter) &&
@@ -131,8 +131,10 @@ static int moe_check(const struct tv_moe *a, int32_t rows)
 static int next_check(const struct tv_layer *a, int32_t rows)
 {
     const struct tv_query *q = &a->query;
-    if (latent_check(&q->latent) < 0 || q->heads < 1 || q->nope_dim < 1 || q->out_dtype == TV_F16 ||
-        q->latent.rows != rows) {
+    if (latent_check(&q->latent) < 0 || q->heads < 1 || q->nope_dim < 1 ||
+        !tv_args_dtype_kv(q->out_dtype) || !tv_args_dtype_known(q->w_dtype) ||
+        !tv_args_products_known(q->products) || tv_cuda_linear_check(&a->next_query) < 0 ||
+        tv_cuda_linear_check(&a->next_kv) < 0 || q->latent.rows != rows) {
         return -EINVAL;
     }
     return served(&a->next_query, rows) && served(&a->next_kv, rows) && a->next_query.groups == 1 &&
@@ -150,7 +152,10 @@ static int layer_check(const struct tv_layer *a)
 {
     const struct tv_linear *o = &a->output;
     int32_t rows = o->rows;
-    if (o->y != a->moe.experts.y || o->n != a->moe.experts.hidden) {
+    int moe = moe_check(&a->moe, rows);
+    int next = a->next_norm_weight == NULL ? 0 : next_check(a, rows);
+    if (o->y != a->moe.experts.y || o->n != a->moe.experts.hidden || moe == -EINVAL ||
+        next == -EINVAL || tv_cuda_linear_check(&a->values) < 0 || tv_cuda_linear_check(o) < 0) {
         return -EINVAL;
     }
     if (rows < 1 || rows > LAYER_ROWS_MAX || !served(&a->values, rows) || !served(o, rows) ||
@@ -158,8 +163,7 @@ static int layer_check(const struct tv_layer *a)
         o->y_row_stride != o->n || !aligned(a->norm_weight) || !aligned(o->y)) {
         return -ENOTSUP;
     }
-    int rc = moe_check(&a->moe, rows);
-    return rc < 0 || a->next_norm_weight == NULL ? rc : next_check(a, rows);
+    return moe < 0 ? moe : next;
 }
 
 static void phases_moe(const struct tv_moe *a, const struct expert_plan &plan, uint32_t blocks,
@@ -277,9 +281,9 @@ int tv_cuda_layer(struct tv_kernels *k, const struct tv_layer *args)
     const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
     const struct tv_experts *experts = &args->moe.experts;
     struct layer_args p = {};
-    int rc = cuda->layer_words == NULL ? -ENOTSUP : layer_check(args);
-    if (rc < 0) {
-        return rc;
+    int rc = layer_check(args);
+    if (rc < 0 || cuda->layer_words == NULL) {
+        return rc < 0 ? rc : -ENOTSUP;
     }
     if (experts->workspace_bytes < tv_cuda_moe_workspace(k, &args->moe)) {
         return -ENOSPC;

@@ -55,21 +55,27 @@ static bool many_rows(const struct tv_linear *args)
     return args->rows > MANY_ROWS && (int64_t)args->n * args->k * args->groups >= MANY_WEIGHTS;
 }
 
-int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
+int tv_cuda_linear_check(const struct tv_linear *args)
 {
     if (args->rows < 0 || args->n < 1 || args->k < 1 || args->groups < 1 || args->w == NULL ||
-        (args->rows > 0 && (args->x == NULL || args->y == NULL))) {
+        (args->rows > 0 && (args->x == NULL || args->y == NULL)) ||
+        !tv_args_dtype_known(args->w_dtype) || !tv_args_products_known(args->products)) {
         return -EINVAL;
+    }
+    int64_t group = args->w_group_stride * (int64_t)tv_dtype_size(args->w_dtype);
+    return linear_uses_mma(args->w_dtype, args->k) &&
+                   ((uintptr_t)args->w % 16 != 0 || (args->groups > 1 && group % 16 != 0))
+               ? -EINVAL
+               : 0;
+}
+
+int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
+{
+    int rc = tv_cuda_linear_check(args);
+    if (rc < 0 || args->rows == 0) {
+        return rc;
     }
     size_t element = tv_dtype_size(args->w_dtype);
-    if (linear_uses_mma(args->w_dtype, args->k) &&
-        ((uintptr_t)args->w % 16 != 0 ||
-         (args->groups > 1 && args->w_group_stride * (int64_t)element % 16 != 0))) {
-        return -EINVAL;
-    }
-    if (args->rows == 0) {
-        return 0;
-    }
     struct dense_problem p;
     p.w = (const char *)args->w;
     p.x = args->x;
@@ -88,7 +94,7 @@ int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
     bool mma = linear_uses_mma(args->w_dtype, args->k);
     int32_t block_rows = linear_block_rows(mma, false, args->groups, args->rows, args->n);
     if (mma && (block_rows == WIDE_ROWS || many_rows(args))) {
-        int rc = tv_linear_sm90(k, args, 1);
+        rc = tv_linear_sm90(k, args, 1);
         if (rc != -ENOTSUP) {
             return rc;
         }
@@ -198,7 +204,8 @@ int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
     struct pair_problem p;
     int rc;
     if (first->rows != second->rows || first->k != second->k || first->x != second->x ||
-        first->x_row_stride != second->x_row_stride || first->groups != 1 || second->groups != 1) {
+        first->x_row_stride != second->x_row_stride || first->groups != 1 || second->groups != 1 ||
+        tv_cuda_linear_check(first) < 0 || tv_cuda_linear_check(second) < 0) {
         return -EINVAL;
     }
     rc = pair_many(k, first, second);

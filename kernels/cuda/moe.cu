@@ -62,7 +62,7 @@ static int moe_check(const struct tv_kernels *k, const struct tv_moe *args)
     if (experts_check(experts) < 0 || router_check(&args->router) < 0 || args->shared_inter < 0 ||
         args->router.rows != experts->rows || args->router.experts != experts->experts ||
         args->router.top_k != experts->top_k || args->router.ids != experts->ids ||
-        args->router.weights != experts->weights) {
+        args->router.weights != experts->weights || tv_cuda_linear_check(&args->logits) < 0) {
         return -EINVAL;
     }
     bool mma = linear_uses_mma(experts->w_dtype, experts->hidden) &&

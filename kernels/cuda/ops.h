@@ -30,6 +30,8 @@ int tv_cuda_embed(struct tv_kernels *k, int32_t rows, int32_t hidden, int32_t vo
 int tv_cuda_rmsnorm(struct tv_kernels *k, int32_t rows, int32_t dim, const float *x,
                     int64_t x_stride, const float *weight, float eps, float *y, int64_t y_stride);
 int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args);
+/* Its arguments alone: 0 or -EINVAL. */
+int tv_cuda_linear_check(const struct tv_linear *args);
 int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
                         const struct tv_linear *second);
 int tv_cuda_query(struct tv_kernels *k, const struct tv_query *args);

@@ -82,7 +82,9 @@ static int args_check(const struct tv_prefill_attn *a)
                  a->heads <= TV_HEADS_MAX && a->nope_dim >= 0 && a->rope_dim >= 0 &&
                  a->nope_dim + a->rope_dim >= 1 && a->v_dim >= 1 && a->latent_dim >= 1 &&
                  a->key_first == 0 && a->key_count == 0;
-    return page && shape && a->kv_dtype != TV_F16 ? 0 : -EINVAL;
+    bool types = tv_args_dtype_known(a->w_dtype) && tv_args_dtype_kv(a->kv_dtype) &&
+                 tv_args_products_known(a->products);
+    return page && shape && types ? 0 : -EINVAL;
 }
 
 /* Bytes of the workspace's parts; each a multiple of 256. */

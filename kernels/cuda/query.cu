@@ -85,7 +85,8 @@ int tv_cuda_query(struct tv_kernels *k, const struct tv_query *args)
 {
     const struct tv_latent_write *latent = &args->latent;
     int rc = latent_check(latent);
-    if (rc < 0 || args->heads < 1 || args->nope_dim < 1 || args->out_dtype == TV_F16) {
+    if (rc < 0 || args->heads < 1 || args->nope_dim < 1 || !tv_args_dtype_kv(args->out_dtype) ||
+        !tv_args_dtype_known(args->w_dtype) || !tv_args_products_known(args->products)) {
         return -EINVAL;
     }
     if (args->w_dtype != TV_BF16 || !linear_uses_mma(args->w_dtype, args->nope_dim) ||

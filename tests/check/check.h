@@ -68,9 +68,10 @@ void check_verify(struct check *c); /* both attention slots */
 void check_prefill(struct check *c);
 void check_draw(struct check *c);
 void check_synthesize(struct check *c);
-void check_copy(struct check *c);   /* and timer, side */
-void check_record(struct check *c); /* recordings, and what a device says of itself */
-void check_fused(struct check *c);  /* slots that stand for several operations */
+void check_copy(struct check *c);    /* and timer, side */
+void check_record(struct check *c);  /* recordings, and what a device says of itself */
+void check_fused(struct check *c);   /* slots that stand for several operations */
+void check_refused(struct check *c); /* kinds that no slot knows */
 /* peers: a folder of libraries as peer.h describes them, or NULL. */
 void check_bench(struct check *c, const char *peers);
 

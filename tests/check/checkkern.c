@@ -23,6 +23,7 @@ static const struct part parts[] = {
     {"dense", check_dense},     {"experts", check_experts}, {"verify", check_verify},
     {"prefill", check_prefill}, {"draw", check_draw},       {"synthesize", check_synthesize},
     {"record", check_record},   {"copy", check_copy},       {"fused", check_fused},
+    {"refused", check_refused},
 };
 
 static int usage(void)
