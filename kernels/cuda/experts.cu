@@ -47,7 +47,13 @@ int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args)
     rc = experts_sort_launch(k, args, plan, block_rows);
     if (sm90) {
         rc = rc < 0 ? rc : tv_experts_sm90(k, args, &plan);
-        return rc < 0 ? rc : experts_join_launch(k, args, plan, false);
+        if (rc != -ENOTSUP) {
+            return rc < 0 ? rc : experts_join_launch(k, args, plan, false);
+        }
+        /* the driver makes no map for it: the other kernels want tiles of their own */
+        block_rows = experts_block_rows(args);
+        experts_problems(args, plan, block_rows, &gate, &down);
+        rc = experts_sort_launch(k, args, plan, block_rows);
     }
     if (rc == 0) {
         rc = linear_launch(k, gate, args->products, args->w_dtype, block_rows,

@@ -150,11 +150,15 @@ static int dense(const struct tv_kernels *k, const struct tv_linear *args, int c
     }
     most -= most % SM90_SUM;
     int rc = 0;
+    bool done = false;
     for (int32_t first = 0; rc == 0 && first < args->rows; first += (int32_t)most) {
+        done = first > 0;
         int32_t left = args->rows - first;
         rc = dense_slice<PIECES>(k, args, count, first, left < most ? left : (int32_t)most);
     }
-    return rc;
+    /* Rows before these are done: none may be added to once more. Their maps could be made, and
+     * these differ in the number of rows alone. */
+    return rc == -ENOTSUP && done ? -EIO : rc;
 }
 
 int tv_linear_sm90_prepare(void)

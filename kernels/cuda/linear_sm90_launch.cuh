@@ -12,7 +12,8 @@ typedef CUresult (*tv_cuda_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint
                                       const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* [groups][rows][k] of bf16, strides in elements; a box is one unit of k of box_rows rows. */
+/* [groups][rows][k] of bf16, strides in elements; a box is one unit of k of box_rows rows.
+ * -ENOTSUP: the driver makes no such map. */
 static int sm90_encode(const struct tv_cuda *cuda, const void *at, int32_t k, int32_t rows,
                        int32_t groups, int64_t row_stride, int64_t group_stride, int32_t box_rows,
                        CUtensorMap *ret_map)
@@ -25,7 +26,7 @@ static int sm90_encode(const struct tv_cuda *cuda, const void *at, int32_t k, in
         encode(ret_map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)at, dims, strides, box, steps,
                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? 0 : -EINVAL;
+    return result == CUDA_SUCCESS ? 0 : -ENOTSUP;
 }
 
 template <typename S, int PIECES>

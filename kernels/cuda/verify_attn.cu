@@ -193,10 +193,12 @@ int tv_cuda_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
     cudaStream_t stream = tv_cuda_stream(k);
     if (args->dtype == TV_F32) {
         result = tv_flash_f32_launch(&p, args->batch, bound.blocks, stream);
-    } else if (cuda->portable) {
-        result = tv_flash_bf16_launch(cuda, &p, args->batch, bound.blocks, stream);
     } else {
-        result = sm90_launch(cuda, &p, args->batch, bound.blocks, stream);
+        result =
+            cuda->portable ? -ENOTSUP : sm90_launch(cuda, &p, args->batch, bound.blocks, stream);
+        if (result == -ENOTSUP) { /* or the driver makes no map for it; any plan serves both */
+            result = tv_flash_bf16_launch(cuda, &p, args->batch, bound.blocks, stream);
+        }
     }
     if (result == 0 && bound.splits > 1) {
         result = tv_flash_combine_launch(&p, args->batch, bound.splits, stream);

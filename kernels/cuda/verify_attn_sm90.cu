@@ -492,7 +492,7 @@ static int encode_map(CUtensorMap *map, const struct tv_cuda *cuda, const struct
         encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, sizeof box / sizeof box[0], (void *)p->kv,
                dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? 0 : -EINVAL;
+    return result == CUDA_SUCCESS ? 0 : -ENOTSUP;
 }
 
 int tv_flash_sm90_launch(const struct tv_cuda *cuda, const struct tv_flash_params *p, int32_t batch,
