@@ -5,10 +5,13 @@
  */
 #include "device.h"
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
+
+#include "../../kernels/cuda/internal.h"
 
 #define MMA_FLOP     (2.0 * 16 * 8 * 16)
 #define CHAINS       8 /* independent sums of a warp: more than the latency of an mma covers */
@@ -163,6 +166,57 @@ out:
     }
     (void)cudaGetLastError(); /* a failure is reported once */
     return result;
+}
+
+extern "C" int device_count(void)
+{
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        (void)cudaGetLastError(); /* no driver: no devices */
+        return 0;
+    }
+    return count;
+}
+
+extern "C" void device_use(int device)
+{
+    (void)cudaSetDevice(device); /* the backend could */
+}
+
+typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                           const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                           const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                           CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+static encode_fn *encode_real;
+static uint64_t refused;
+
+/* The portable kernel of verify attention copies all parts of a row at a time; nothing stands in
+ * for it. */
+static CUresult encode_refusing(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
+                                void *at, const cuuint64_t *dims, const cuuint64_t *strides,
+                                const cuuint32_t *box, const cuuint32_t *steps,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+{
+    if (rank == 3 && box[2] > 1) {
+        return encode_real(map, type, rank, at, dims, strides, box, steps, interleave, swizzle,
+                           promotion, fill);
+    }
+    refused++;
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+extern "C" void device_maps_refuse(struct tv_kernels *k)
+{
+    struct tv_cuda *cuda = (struct tv_cuda *)k->impl;
+    encode_real = (encode_fn *)cuda->tensor_map_encode;
+    cuda->tensor_map_encode = (void *)encode_refusing;
+}
+
+extern "C" uint64_t device_maps_refused(void)
+{
+    return refused;
 }
 
 extern "C" int device_measure_ceilings(void *stream, struct device_ceilings *ret_ceilings)

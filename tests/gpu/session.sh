@@ -104,6 +104,7 @@ say "$(date -u +%FT%TZ) backend $backend, $minutes minutes, $("$daemon" --versio
 
 # --- does it start, and is it right
 step slots 60 "$check" --backend "$backend" --seed 1
+cuda_step slots_maps_refused 60 "$check" --backend cuda --seed 2 --refuse-maps
 step start_bf16 40 bash -c 'start --kv-dtype bf16'
 cuda_step start_products 40 bash -c 'start --products bf16'
 step start_f32 40 bash -c 'start --kv-dtype f32'
