@@ -131,14 +131,15 @@ static void linear_rows_independent(struct check *c, enum tv_dtype dtype, int32_
     check_release(c);
 }
 
-/* Many rows, which other kernels of a device serve than few, have the bits of few. */
-static void linear_many_rows(struct check *c, enum tv_products products, int32_t rows, int32_t k)
+/* Many rows, which other kernels of a device serve than few, have the bits of few. `shape` has
+ * rows, n, k, groups and products; backwards: the first group's weights lie behind the others',
+ * of which the driver of a device makes no map. */
+static void linear_many_rows(struct check *c, const struct tv_linear *shape, int backwards)
 {
     enum { FEW = 16 };
-    struct tv_linear a = {.rows = rows, .n = 6200 + 2 * check_range(c, 0, 60), .k = k};
-    a.groups = check_range(c, 1, 2);
+    struct tv_linear a = *shape;
+    int32_t rows = a.rows, k = a.k;
     a.w_dtype = TV_BF16;
-    a.products = products;
     a.accumulate = check_range(c, 0, 1);
     a.x_group_stride = k + 2 * check_range(c, 0, 3);
     a.x_row_stride = a.groups * a.x_group_stride;
@@ -151,6 +152,10 @@ static void linear_many_rows(struct check *c, enum tv_products products, int32_t
     float *y = check_normals(c, y_count, 1.0f), *expected = check_host(c, y_bytes);
     a.x = check_upload(c, x, (size_t)(rows * a.x_row_stride) * sizeof(float));
     a.w = check_upload(c, check_weights(c, TV_BF16, w, w_count), (size_t)w_count * 2);
+    if (backwards) {
+        a.w = (const uint16_t *)a.w + (a.groups - 1) * a.w_group_stride;
+        a.w_group_stride = -a.w_group_stride;
+    }
     struct tv_linear few = a;
     a.y = check_upload(c, y, y_bytes);
     few.y = check_upload(c, y, y_bytes);
@@ -422,8 +427,16 @@ static void products(struct check *c)
         linear_products(c, dtypes[i], 34, 12400, 136); /* wide: other tiles on a device */
     }
     for (int32_t n = 0; n < 6 * c->scale && !c->k->host_memory; n++) {
-        linear_many_rows(c, n % 2 == 0 ? TV_PRODUCTS_EXACT : TV_PRODUCTS_BF16,
-                         check_range(c, 65, 530), 8 * check_range(c, 1, 40));
+        struct tv_linear a = {.products = n % 2 == 0 ? TV_PRODUCTS_EXACT : TV_PRODUCTS_BF16};
+        a.rows = check_range(c, 65, 530);
+        a.n = 6200 + 2 * check_range(c, 0, 60);
+        a.k = 8 * check_range(c, 1, 40);
+        a.groups = n < 2 ? 2 : check_range(c, 1, 2);
+        linear_many_rows(c, &a, n < 2);
+        a.n = 240 + 2 * check_range(c, 0, 60); /* as many groups as a model has heads */
+        a.k = 8 * check_range(c, 18, 40);
+        a.groups = 32;
+        linear_many_rows(c, &a, n % 3 == 2);
     }
 }
 
@@ -452,6 +465,10 @@ void check_dense(struct check *c)
     }
     if (c->k->linear && check_has_products(c)) {
         products(c);
+    }
+    for (int backwards = 0; backwards < 2 && c->k->linear; backwards++) {
+        struct tv_linear a = {.rows = 70, .n = 200, .k = 176, .groups = 32};
+        linear_many_rows(c, &a, backwards);
     }
     for (int32_t n = 0; n < 4 * c->scale; n++) {
         if (c->k->rmsnorm) {
