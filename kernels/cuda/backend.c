@@ -235,6 +235,9 @@ int tv_cuda_create(int device, void *stream, struct tv_kernels **ret_kernels)
     if (result == 0 && TV_LINEAR_SM90 && !cuda->portable) {
         cuda->scratch_bytes = SCRATCH_BYTES;
         result = tv_cuda_errno(cudaMalloc(&cuda->scratch, cuda->scratch_bytes));
+        if (result == 0) {
+            tv_cuda_allocation_count(cuda);
+        }
     }
     if (result < 0) {
         goto out;
