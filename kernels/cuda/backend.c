@@ -62,10 +62,21 @@ int tv_cuda_errno(cudaError_t error)
     }
 }
 
+int tv_cuda_enter(const struct tv_kernels *k)
+{
+    const struct tv_cuda *cuda = k->impl;
+    int device = -1;
+    TV_CUDA_CHECK(cudaGetDevice(&device));
+    if (device != cuda->device) {
+        TV_CUDA_CHECK(cudaSetDevice(cuda->device));
+    }
+    return 0;
+}
+
 static void *backend_alloc(struct tv_kernels *k, size_t bytes)
 {
     void *device = NULL;
-    if (tv_cuda_errno(cudaMalloc(&device, bytes == 0 ? 1 : bytes)) < 0) {
+    if (tv_cuda_enter(k) < 0 || tv_cuda_errno(cudaMalloc(&device, bytes == 0 ? 1 : bytes)) < 0) {
         return NULL;
     }
     tv_cuda_allocation_count(k->impl);
@@ -74,31 +85,35 @@ static void *backend_alloc(struct tv_kernels *k, size_t bytes)
 
 static void backend_free(struct tv_kernels *k, void *device)
 {
-    (void)k;
     /* Nothing can be done about a failure: a fault shows again at the next checked call. */
+    (void)tv_cuda_enter(k);
     (void)tv_cuda_errno(cudaFree(device));
 }
 
 static int backend_upload(struct tv_kernels *k, void *device, const void *host, size_t bytes)
 {
+    TV_CUDA_ENTER(k);
     TV_CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, tv_cuda_stream(k)));
     return 0;
 }
 
 static int backend_download(struct tv_kernels *k, void *host, const void *device, size_t bytes)
 {
+    TV_CUDA_ENTER(k);
     TV_CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, tv_cuda_stream(k)));
     return 0;
 }
 
 static int backend_fill(struct tv_kernels *k, void *device, int byte, size_t bytes)
 {
+    TV_CUDA_ENTER(k);
     TV_CUDA_CHECK(cudaMemsetAsync(device, byte, bytes, tv_cuda_stream(k)));
     return 0;
 }
 
 static int backend_sync(struct tv_kernels *k)
 {
+    TV_CUDA_ENTER(k);
     TV_CUDA_CHECK(cudaStreamSynchronize(tv_cuda_stream(k)));
     return 0;
 }
@@ -112,7 +127,7 @@ static int backend_device(const struct tv_kernels *k, struct tv_device *ret_devi
 
 static int backend_device_memory(const struct tv_kernels *k, size_t *ret_free, size_t *ret_total)
 {
-    (void)k; /* of the calling thread's device, which is the table's */
+    TV_CUDA_ENTER(k); /* what is told is the calling thread's device */
     TV_CUDA_CHECK(cudaMemGetInfo(ret_free, ret_total));
     return 0;
 }
@@ -127,6 +142,7 @@ static void backend_destroy(struct tv_kernels *k)
 {
     if (k != NULL) {
         struct tv_cuda *cuda = k->impl;
+        (void)tv_cuda_enter(k); /* nobody is told of what fails here */
         tv_cuda_stream_finish(cuda);
         backend_free(k, cuda->scratch);
         tv_cuda_layer_finish(cuda);

@@ -20,11 +20,12 @@ __attribute__((visibility("default"))) uint32_t tv_cuda_abi(void);
 
 /*
  * Create the backend on `device` (CUDA ordinal), launching on `stream` (a cudaStream_t of that
- * device, NULL for the legacy default stream); the stream stays the caller's. The caller owns
- * *ret_kernels and calls its destroy. -ENODEV: no such device, or no driver. -ENOTSUP: the device
- * is older than sm_90, or offers less shared memory than the kernels were built for. -ENOMEM: no
- * memory. On Hopper, TREEVERIFY_CUDA_PORTABLE=1 in the environment leaves out the kernels that only
- * Hopper has, for figures and checks of those that run everywhere.
+ * device, NULL for the legacy default stream); the stream stays the caller's. Creating it, and
+ * every call through it that asks the device for anything, makes the device the calling thread's.
+ * The caller owns *ret_kernels and calls its destroy. -ENODEV: no such device, or no driver.
+ * -ENOTSUP: the device is older than sm_90, or offers less shared memory than the kernels were
+ * built for. -ENOMEM: no memory. On Hopper, TREEVERIFY_CUDA_PORTABLE=1 in the environment leaves
+ * out the kernels that only Hopper has, for figures and checks of those that run everywhere.
  */
 __attribute__((visibility("default"))) int tv_cuda_create(int device, void *stream,
                                                           struct tv_kernels **ret_kernels);

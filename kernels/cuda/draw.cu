@@ -254,6 +254,7 @@ int tv_cuda_draw(struct tv_kernels *k, const struct tv_draw_args *args)
     if (args->rows == 0) {
         return 0;
     }
+    TV_CUDA_ENTER(k);
     draw<<<(uint32_t)args->rows * SELECT_BLOCKS, SELECT_THREADS, 0, tv_cuda_stream(k)>>>(*args);
     return tv_cuda_errno(cudaGetLastError());
 }

@@ -31,6 +31,7 @@ int tv_cuda_embed(struct tv_kernels *k, int32_t rows, int32_t hidden, int32_t vo
     if (rows == 0) {
         return 0;
     }
+    TV_CUDA_ENTER(k);
     return launch(embed, dim3((uint32_t)rows), THREADS, 0, tv_cuda_stream(k), hidden, vocab, table,
                   dtype, ids, x);
 }

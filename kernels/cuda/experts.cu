@@ -35,6 +35,7 @@ int tv_cuda_experts(struct tv_kernels *k, const struct tv_experts *args)
     if (args->rows == 0) {
         return 0;
     }
+    TV_CUDA_ENTER(k);
     struct expert_plan plan;
     struct gate_problem gate;
     struct down_problem down;

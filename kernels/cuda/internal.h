@@ -46,6 +46,10 @@ static inline void tv_cuda_allocation_count(struct tv_cuda *cuda)
     (void)__atomic_add_fetch(&cuda->allocations, 1, __ATOMIC_RELAXED);
 }
 
+/* Make the table's device the calling thread's: every entry that asks the runtime for anything does
+ * so first, since threads begin with device 0. 0 or a negative errno. */
+int tv_cuda_enter(const struct tv_kernels *k);
+
 /* The errno of a runtime error; clears the runtime's sticky error. 0 for cudaSuccess. */
 int tv_cuda_errno(cudaError_t error);
 
@@ -55,6 +59,15 @@ int tv_cuda_errno(cudaError_t error);
         int check_result_ = tv_cuda_errno(call);                                                   \
         if (check_result_ < 0) {                                                                   \
             return check_result_;                                                                  \
+        }                                                                                          \
+    } while (0)
+
+/* Enters, or returns from the enclosing function. */
+#define TV_CUDA_ENTER(k)                                                                           \
+    do {                                                                                           \
+        int enter_result_ = tv_cuda_enter(k);                                                      \
+        if (enter_result_ < 0) {                                                                   \
+            return enter_result_;                                                                  \
         }                                                                                          \
     } while (0)
 

@@ -92,6 +92,7 @@ int tv_cuda_kv_move(struct tv_kernels *k, void *kv_pages, size_t row_bytes, int6
     if (count == 0) {
         return 0;
     }
+    TV_CUDA_ENTER(k);
     uintptr_t bits = (uintptr_t)kv_pages | row_bytes;
     if (bits % 16 == 0) {
         return launch<uint4>(kv_pages, row_bytes, list, tv_cuda_stream(k));

@@ -19,6 +19,7 @@ int tv_cuda_latent_write(struct tv_kernels *k, const struct tv_latent_write *arg
     if (rc < 0 || args->rows == 0) {
         return rc;
     }
+    TV_CUDA_ENTER(k);
     return launch(latent_write, dim3((uint32_t)args->rows), LATENT_THREADS, 0, tv_cuda_stream(k),
                   *args);
 }

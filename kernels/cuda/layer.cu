@@ -288,6 +288,7 @@ int tv_cuda_layer(struct tv_kernels *k, const struct tv_layer *args)
     if (experts->workspace_bytes < tv_cuda_moe_workspace(k, &args->moe)) {
         return -ENOSPC;
     }
+    TV_CUDA_ENTER(k);
     uint32_t blocks = (uint32_t)cuda->layer_blocks;
     (void)plan_carve(experts, args->moe.shared_inter, false,
                      (char *)(((uintptr_t)experts->workspace + 255) / 256 * 256), &p.plan);

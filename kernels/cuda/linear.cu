@@ -75,6 +75,7 @@ int tv_cuda_linear(struct tv_kernels *k, const struct tv_linear *args)
     if (rc < 0 || args->rows == 0) {
         return rc;
     }
+    TV_CUDA_ENTER(k);
     size_t element = tv_dtype_size(args->w_dtype);
     struct dense_problem p;
     p.w = (const char *)args->w;
@@ -208,6 +209,7 @@ int tv_cuda_linear_pair(struct tv_kernels *k, const struct tv_linear *first,
         tv_cuda_linear_check(first) < 0 || tv_cuda_linear_check(second) < 0) {
         return -EINVAL;
     }
+    TV_CUDA_ENTER(k);
     rc = pair_many(k, first, second);
     if (rc != -ENOTSUP) {
         return rc;

@@ -111,6 +111,7 @@ int tv_cuda_moe(struct tv_kernels *k, const struct tv_moe *args)
     if (experts->rows == 0) {
         return 0;
     }
+    TV_CUDA_ENTER(k);
     struct expert_plan plan;
     struct gate_problem gate;
     struct down_problem down;

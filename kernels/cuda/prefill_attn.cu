@@ -285,6 +285,7 @@ int tv_cuda_prefill_attn(struct tv_kernels *k, const struct tv_prefill_attn *arg
     if (args->workspace_bytes < tv_cuda_prefill_attn_workspace(k, args)) {
         return -ENOSPC;
     }
+    TV_CUDA_ENTER(k);
     struct workspace_parts parts;
     workspace_cut(args, &parts);
     char *workspace = (char *)args->workspace;

@@ -100,6 +100,7 @@ int tv_cuda_query(struct tv_kernels *k, const struct tv_query *args)
     if (turns + latent->rows > INT32_MAX) {
         return -EINVAL;
     }
+    TV_CUDA_ENTER(k);
     rc = launch(query_turn, dim3((uint32_t)(latent->rows + turns)), LATENT_THREADS, 0,
                 tv_cuda_stream(k), *args);
     if (rc < 0) {

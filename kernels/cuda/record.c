@@ -13,6 +13,7 @@ int tv_cuda_record_begin(struct tv_kernels *k)
     if (cuda->recording) {
         return -EINVAL;
     }
+    TV_CUDA_ENTER(k);
     if (cuda->record_stream == NULL) {
         int lowest = 0, highest = 0;
         TV_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
@@ -33,7 +34,9 @@ int tv_cuda_record_end(struct tv_kernels *k, void **ret_recording)
         return -EINVAL;
     }
     cuda->recording = 0;
+    int entered = tv_cuda_enter(k); /* whatever comes of it, the capture ends */
     int result = tv_cuda_errno(cudaStreamEndCapture(cuda->record_stream, &graph));
+    result = result < 0 ? result : entered;
     if (result == 0) {
         result = tv_cuda_errno(cudaGraphInstantiate(&recording, graph, 0));
     }
@@ -54,15 +57,16 @@ int tv_cuda_record_end(struct tv_kernels *k, void **ret_recording)
 
 int tv_cuda_replay(struct tv_kernels *k, void *recording)
 {
+    TV_CUDA_ENTER(k);
     TV_CUDA_CHECK(cudaGraphLaunch(recording, (cudaStream_t)k->stream));
     return 0;
 }
 
 void tv_cuda_recording_free(struct tv_kernels *k, void *recording)
 {
-    (void)k;
     if (recording != NULL) {
         /* A failure shows again at the next checked call. */
+        (void)tv_cuda_enter(k);
         (void)tv_cuda_errno(cudaGraphExecDestroy(recording));
     }
 }

@@ -57,6 +57,7 @@ int tv_cuda_rmsnorm(struct tv_kernels *k, int32_t rows, int32_t dim, const float
     if (rows == 0) {
         return 0;
     }
+    TV_CUDA_ENTER(k);
     return launch(rmsnorm, dim3((uint32_t)rows), THREADS, 0, tv_cuda_stream(k), dim, x, x_stride,
                   weight, eps, y, y_stride);
 }

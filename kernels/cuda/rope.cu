@@ -34,5 +34,6 @@ int tv_cuda_rope(struct tv_kernels *k, const struct tv_rope *args)
     if (blocks > INT32_MAX) {
         return -EINVAL;
     }
+    TV_CUDA_ENTER(k);
     return launch(rope, dim3((uint32_t)blocks), WARPS * 32, 0, tv_cuda_stream(k), *args);
 }

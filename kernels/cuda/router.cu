@@ -22,6 +22,7 @@ int tv_cuda_router(struct tv_kernels *k, const struct tv_router *args)
     if (rc < 0 || args->rows == 0) {
         return rc;
     }
+    TV_CUDA_ENTER(k);
     size_t shared = 2 * sizeof(double) * (size_t)args->experts;
     return launch(router, dim3((uint32_t)args->rows), 32, shared, tv_cuda_stream(k), *args);
 }

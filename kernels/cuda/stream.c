@@ -17,6 +17,7 @@ int tv_cuda_copy(struct tv_kernels *k, void *to, size_t to_stride, const void *f
     if (rows == 0 || row_bytes == 0) {
         return 0;
     }
+    TV_CUDA_ENTER(k);
     TV_CUDA_CHECK(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, (size_t)rows,
                                     cudaMemcpyDeviceToDevice, tv_cuda_stream(k)));
     return 0;
@@ -25,6 +26,7 @@ int tv_cuda_copy(struct tv_kernels *k, void *to, size_t to_stride, const void *f
 int tv_cuda_timer(struct tv_kernels *k, int end)
 {
     struct tv_cuda *cuda = k->impl;
+    TV_CUDA_ENTER(k);
     for (int i = 0; i < 2; i++) {
         if (cuda->moments[i] == NULL) {
             TV_CUDA_CHECK(cudaEventCreate(&cuda->moments[i]));
@@ -41,6 +43,7 @@ int tv_cuda_timer_read(struct tv_kernels *k, double *ret_us)
     if (cuda->moments[0] == NULL || cuda->moments[1] == NULL) {
         return -EINVAL;
     }
+    TV_CUDA_ENTER(k);
     TV_CUDA_CHECK(cudaEventSynchronize(cuda->moments[1]));
     TV_CUDA_CHECK(cudaEventElapsedTime(&ms, cuda->moments[0], cuda->moments[1]));
     *ret_us = 1000.0 * (double)ms;
@@ -66,7 +69,10 @@ int tv_cuda_side(struct tv_kernels *k, struct tv_kernels **ret_side)
     cuda->moments[0] = cuda->moments[1] = NULL;
     cuda->layer_words = NULL; /* two launches whose blocks wait for each other would never end */
     /* does not wait for the default stream, nor that for it */
-    result = tv_cuda_errno(cudaStreamCreateWithFlags(&cuda->own_stream, cudaStreamNonBlocking));
+    result = tv_cuda_enter(k);
+    if (result == 0) {
+        result = tv_cuda_errno(cudaStreamCreateWithFlags(&cuda->own_stream, cudaStreamNonBlocking));
+    }
     if (result < 0) {
         goto fail;
     }

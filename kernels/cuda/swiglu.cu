@@ -30,5 +30,6 @@ int tv_cuda_swiglu(struct tv_kernels *k, int32_t rows, int32_t dim, float *gate,
     if (count == 0) {
         return 0;
     }
+    TV_CUDA_ENTER(k);
     return launch(swiglu, dim3((uint32_t)blocks), THREADS, 0, tv_cuda_stream(k), count, gate, up);
 }

@@ -43,6 +43,7 @@ int tv_cuda_synthesize(struct tv_kernels *k, const struct tv_synthesize *args)
     int64_t count = (int64_t)args->groups * args->rows * args->cols;
     int64_t blocks = (count + 4 * THREADS - 1) / (4 * THREADS);
     blocks = blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX;
+    TV_CUDA_ENTER(k);
     synthesize<<<(uint32_t)blocks, THREADS, 0, tv_cuda_stream(k)>>>(*args);
     return tv_cuda_errno(cudaGetLastError());
 }

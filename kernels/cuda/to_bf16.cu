@@ -27,6 +27,7 @@ int tv_cuda_to_bf16(struct tv_kernels *k, int64_t count, const float *x, uint16_
     if (count == 0) {
         return 0;
     }
+    TV_CUDA_ENTER(k);
     return launch(to_bf16, dim3((uint32_t)blocks), THREADS, 0, tv_cuda_stream(k), count, x,
                   (__nv_bfloat16 *)y);
 }

@@ -87,6 +87,7 @@ int tv_cuda_topk(struct tv_kernels *k, const struct tv_topk *args)
     if (args->rows > INT32_MAX / SELECT_BLOCKS) {
         return -EINVAL;
     }
+    TV_CUDA_ENTER(k);
     topk<<<(uint32_t)args->rows * SELECT_BLOCKS, SELECT_THREADS, 0, tv_cuda_stream(k)>>>(*args);
     return tv_cuda_errno(cudaGetLastError());
 }

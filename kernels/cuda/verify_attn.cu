@@ -164,6 +164,7 @@ int tv_cuda_verify_attn(struct tv_kernels *k, const struct tv_verify_attn *args)
     if (!can_be_pieces(args, workspace)) {
         return -EINVAL;
     }
+    TV_CUDA_ENTER(k);
     const struct tv_cuda *cuda = (const struct tv_cuda *)k->impl;
     struct tv_plan_bound bound = plan_bound(k, args);
     struct tv_flash_params p;

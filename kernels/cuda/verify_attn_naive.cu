@@ -261,6 +261,7 @@ int tv_cuda_verify_attn_naive(struct tv_kernels *k, const struct tv_verify_attn 
     if (args->workspace_bytes < tv_cuda_verify_attn_naive_workspace(k, args)) {
         return -ENOSPC;
     }
+    TV_CUDA_ENTER(k);
     int64_t rows = (int64_t)args->batch * args->q_len * args->heads;
     int64_t blocks = block_count(args);
     result = tv_cuda_verify_attn_naive_f32(args, blocks, tv_cuda_stream(k));

@@ -66,8 +66,9 @@ static void check_timer(struct check *c)
 
 struct beside {
     struct tv_kernels *side;
-    char *memory; /* device [2, ROWS * WIDTH] */
-    char got[ROWS * WIDTH];
+    char *memory;  /* device [2, ROWS * WIDTH] */
+    int32_t *zero; /* device */
+    char got[ROWS * WIDTH], made[ROWS * WIDTH];
     int rc;
 };
 
@@ -79,6 +80,17 @@ static void *beside_run(void *context)
     beside->rc = k->copy(k, beside->memory + bytes, bytes, beside->memory, bytes, bytes, 1);
     if (beside->rc == 0) {
         beside->rc = k->download(k, beside->got, beside->memory + bytes, bytes);
+    }
+    /* a kernel, which only the thread's own device launches: here one that copies */
+    if (beside->rc == 0) {
+        beside->rc = k->fill(k, beside->memory + bytes, 0, bytes);
+    }
+    if (beside->rc == 0) {
+        beside->rc = k->embed(k, 1, (int32_t)(bytes / sizeof(float)), 1, beside->memory, TV_F32,
+                              beside->zero, (float *)(void *)(beside->memory + bytes));
+    }
+    if (beside->rc == 0) {
+        beside->rc = k->download(k, beside->made, beside->memory + bytes, bytes);
     }
     if (beside->rc == 0) {
         beside->rc = k->sync(k);
@@ -100,7 +112,9 @@ static void check_side(struct check *c)
     for (size_t i = 0; i < bytes; i++) {
         from[i] = (char)check_random(c);
     }
+    static const int32_t zero = 0;
     beside.memory = check_poisoned(c, 2 * bytes);
+    beside.zero = check_upload(c, &zero, sizeof zero);
     rc = c->k->upload(c->k, beside.memory, from, bytes);
     rc = rc == 0 ? c->k->sync(c->k) : rc;
     rc = rc == 0 ? -pthread_create(&thread, NULL, beside_run, &beside) : rc;
@@ -108,6 +122,7 @@ static void check_side(struct check *c)
         (void)pthread_join(thread, NULL); /* it is ours and joinable */
         if (check_ok(c, beside.rc, "copy on the side")) {
             check_same(c, beside.got, from, bytes, "copy on the side");
+            check_same(c, beside.made, from, bytes, "a kernel on the side");
         }
     }
     beside.side->destroy(beside.side);

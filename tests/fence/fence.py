@@ -308,6 +308,22 @@ def banned(root):
     return errors
 
 
+def device(root):
+    """Every entry of the CUDA backend's table that asks the runtime for anything makes its device current first."""
+    table = "kernels/cuda/backend.c"
+    if not os.path.exists(os.path.join(root, table)):
+        return []
+    code = "\n".join(code_of(read(root, path)) for path in files(root, (".c", ".cu"), ("kernels/cuda/",)))
+    errors = []
+    for slot, entry in re.findall(r"\bk->(\w+) = ((?:tv_cuda|backend)_\w+);", read(root, table)):
+        if slot.endswith("_workspace") or slot in ("device", "allocations"):
+            continue  # what is known without the runtime
+        body = re.search(r"^[^\n;{}]*\b" + entry + r"\([^;{}]*\)\n\{\n(.*?)^\}", code, re.S | re.M)
+        if body is None or not re.search(r"\b(TV_CUDA_ENTER|tv_cuda_enter)\(k\)", body.group(1)):
+            errors.append(f"{table}: {entry} does not make its device current")
+    return errors
+
+
 def symbols(root, build):
     errors = []
     libraries = files(build, (".a",), ("proto/", "kernels/", "daemon/", "clients/"))
@@ -407,7 +423,7 @@ def main():
     elif check == "calls":
         errors = calls(root, build)
     else:
-        checks = dict(banned=banned, format=formatting, length=length, paths=paths, words=words)
+        checks = dict(banned=banned, device=device, format=formatting, length=length, paths=paths, words=words)
         errors = checks[check](root)
     for error in errors:
         print(error)

@@ -16,6 +16,9 @@ CALLS = "".join(f"int tv_sched_x{i}(void);\nint tv_http_x{i}(void)\n{{\n    retu
 LINKED = {"daemon/sched/sound.c": CALLED, "daemon/http/sound.c": CALLS}
 COUNTS = {"daemon/cache/cache.c": "int tv_cache_counts(void)\n{\n    return 0;\n}\n"}
 COUNTED = "int tv_cache_counts(void);\nint f(void);\nint f(void)\n{\n    return tv_cache_counts();\n}\n"
+ENTRIES = "void f(struct tv_kernels *k)\n{\n    k->x = tv_cuda_x;\n}\n"
+LOST = "int tv_cuda_x(struct tv_kernels *k)\n{\n    return start();\n}\n"
+ENTERED = "int tv_cuda_x(struct tv_kernels *k)\n{\n    TV_CUDA_ENTER(k);\n    return start();\n}\n"
 
 # check, path, text (after the opening comment; or those of several paths), what the report must contain
 FAULTS = [
@@ -49,6 +52,7 @@ FAULTS = [
     ("banned", "daemon/model/model.c", "void f(void)\n{\n    exit(1);\n}\n", "exit()"),
     ("banned", "kernels/x.c", 'void f(void)\n{\n    printf("x");\n}\n', "printf()"),
     ("banned", "proto/x.c", "typedef struct y {\n    int a;\n} y;\n", "typedef"),
+    ("device", "kernels/cuda/backend.c", {"kernels/cuda/backend.c": ENTRIES, "kernels/cuda/x.cu": LOST}, "tv_cuda_x does not make"),
     ("length", "proto/x.c", "int x;\n" * 600, "603 lines"),
     ("length", "proto/x.c", "void f(void)\n{\n" + "    ;\n" * 80 + "}\n", "a function of 82 lines"),
     ("length", "proto/x.c", "int " + "x" * 120 + ";\n", "125 columns"),
@@ -61,6 +65,7 @@ FAULTS = [
 # What must not be taken for a fault.
 SOUND = [
     ("words", "proto/x.c", '/* what to do: not here */\nconst char *tv_x = "/tmp/tv_XX' + 'XXXX";\n'),
+    ("device", "kernels/cuda/backend.c", {"kernels/cuda/backend.c": ENTRIES, "kernels/cuda/x.cu": ENTERED}),
     ("banned", "proto/x.c", '/* strcpy( exit( */\nconst char *tv_x = "system(";\n'),
     ("layering", "daemon/model/model.c", '#include "proto/json_read.h"\n'),
     ("layering", "daemon/http/http.c", '/* #include "kernels/kernels.h" */\n#include "sched/sched.h"\n'),
