@@ -10,7 +10,7 @@
 
 #include "tests/check/check.h"
 
-enum { ROPE = 64, POSITIONS = 50, SLOTS = 100 };
+enum { ROPE = 64, POSITIONS = 50, SLOTS = 100, REPLAYS = 3 };
 
 static float *values_upload(struct check *c, int64_t count)
 {
@@ -378,18 +378,25 @@ static int layer_singly(struct check *c, const struct tv_layer *a, float *h)
     return rc != 0 ? rc : k->query(k, &a->query);
 }
 
+static void layer_make(struct check *c, struct tv_layer *a, int32_t rows, int32_t experts,
+                       int32_t hidden, int32_t inter, int32_t shared)
+{
+    *a = (struct tv_layer){.moe = {.experts = {.w_dtype = TV_BF16, .experts = experts}}};
+    a->moe.experts.top_k = check_range(c, 1, experts < 6 ? experts : 6);
+    a->query.heads = check_range(c, 1, 5);
+    a->query.nope_dim = 8 * check_range(c, 1, 30);
+    a->query.w_dtype = TV_BF16;
+    a->query.out_dtype = check_range(c, 0, 1) ? TV_BF16 : TV_F32;
+    layer_fill(c, a, rows, hidden, inter, shared);
+}
+
 /* `next`: 0: the last layer of a model. */
 static void one_layer(struct check *c, int32_t rows, int32_t experts, int32_t hidden, int32_t inter,
                       int32_t shared, int next)
 {
-    struct tv_layer a = {.moe = {.experts = {.w_dtype = TV_BF16, .experts = experts}}};
+    struct tv_layer a;
     struct layer_results joined, single;
-    a.moe.experts.top_k = check_range(c, 1, experts < 6 ? experts : 6);
-    a.query.heads = check_range(c, 1, 5);
-    a.query.nope_dim = 8 * check_range(c, 1, 30);
-    a.query.w_dtype = TV_BF16;
-    a.query.out_dtype = check_range(c, 0, 1) ? TV_BF16 : TV_F32;
-    layer_fill(c, &a, rows, hidden, inter, shared);
+    layer_make(c, &a, rows, experts, hidden, inter, shared);
     a.next_norm_weight = next ? a.next_norm_weight : NULL;
     float *x = check_normals(c, (int64_t)rows * hidden, 1.0f);
     layer_take(c, &a, x, &joined);
@@ -410,6 +417,90 @@ static void one_layer(struct check *c, int32_t rows, int32_t experts, int32_t hi
     check_release(c);
 }
 
+/* The same `count` values in both buffers, other ones at each call. */
+static int values_renew(struct check *c, int32_t count, float *a, float *b)
+{
+    size_t bytes = (size_t)count * sizeof(float);
+    const float *values = check_normals(c, count, 1.0f);
+    int rc = c->k->upload(c->k, a, values, bytes);
+    return rc != 0 || b == NULL ? rc : c->k->upload(c->k, b, values, bytes);
+}
+
+/* A recording of two layers behind each other, as a pass has them, on other rows at each replay:
+ * other experts are chosen, and blocks meet where the launch before has left their words. */
+static void layer_replays(struct check *c)
+{
+    enum { HIDDEN = 512 };
+    struct tv_kernels *k = c->k;
+    struct tv_layer a;
+    struct layer_results joined, single;
+    void *recording = NULL;
+    layer_make(c, &a, 1, 48, HIDDEN, 64, 128);
+    int32_t count = (int32_t)a.values.x_row_stride;
+    float *rows = values_upload(c, count);
+    a.values.x = rows;
+    float *x = check_normals(c, HIDDEN, 1.0f);
+    layer_take(c, &a, x, &joined);
+    layer_take(c, &a, x, &single);
+    layer_point(&a, &joined);
+    int rc = k->record_begin(k);
+    if (check_ok(c, rc, "record_begin")) {
+        rc = k->layer(k, &a);
+        rc = rc != 0 ? rc : k->layer(k, &a);
+        int ended = k->record_end(k, &recording);
+        rc = rc != 0 ? rc : ended;
+    }
+    layer_point(&a, &single);
+    for (int i = 0; i < REPLAYS && check_ok(c, rc, "a recorded layer"); i++) {
+        rc = values_renew(c, HIDDEN, joined.x, single.x);
+        rc = rc != 0 ? rc : values_renew(c, count, rows, NULL);
+        rc = rc != 0 ? rc : k->replay(k, recording);
+        rc = rc != 0 ? rc : layer_singly(c, &a, single.h);
+        rc = rc != 0 ? rc : layer_singly(c, &a, single.h);
+        same_on_device(c, joined.x, single.x, single.x_bytes, "a replayed layer");
+        same_on_device(c, joined.out, single.out, single.out_bytes, "a replayed layer, queries");
+        same_on_device(c, joined.pages, single.pages, single.pool_bytes, "a replayed layer, rows");
+    }
+    if (recording != NULL) {
+        k->recording_free(k, recording);
+    }
+    check_release(c);
+}
+
+static void moe_replays(struct check *c, int32_t rows)
+{
+    enum { HIDDEN = 256 };
+    struct tv_kernels *k = c->k;
+    struct tv_moe a = {.experts = {.w_dtype = TV_BF16, .experts = 16, .top_k = 3}};
+    int32_t count = rows * HIDDEN;
+    size_t bytes = (size_t)count * sizeof(float);
+    void *recording = NULL;
+    moe_fill(c, &a, rows, HIDDEN, 64, 128);
+    float *x = values_upload(c, count), *y = check_poisoned(c, bytes);
+    float *expected = check_poisoned(c, bytes);
+    a.experts.x = a.logits.x = x;
+    a.experts.y = y;
+    a.experts.workspace_bytes = k->moe_workspace(k, &a);
+    a.experts.workspace = check_poisoned(c, a.experts.workspace_bytes);
+    int rc = k->record_begin(k);
+    if (check_ok(c, rc, "record_begin")) {
+        rc = k->moe(k, &a);
+        int ended = k->record_end(k, &recording);
+        rc = rc != 0 ? rc : ended;
+    }
+    for (int i = 0; i < REPLAYS && check_ok(c, rc, "a recorded moe"); i++) {
+        rc = values_renew(c, count, x, NULL);
+        rc = rc != 0 ? rc : values_renew(c, count, y, expected);
+        rc = rc != 0 ? rc : k->replay(k, recording);
+        rc = rc != 0 ? rc : moe_singly(c, &a, expected);
+        same_on_device(c, y, expected, bytes, "a replayed moe");
+    }
+    if (recording != NULL) {
+        k->recording_free(k, recording);
+    }
+    check_release(c);
+}
+
 static void check_layer(struct check *c)
 {
     for (int32_t n = 0; n < 8 * c->scale; n++) {
@@ -419,6 +510,9 @@ static void check_layer(struct check *c)
     }
     one_layer(c, 2, 4, 256, 128, 256, 1);    /* may be refused */
     one_layer(c, 1, 16, 2304, 520, 2600, 1); /* more than one round of chunks */
+    for (int32_t n = 0; n < 2 * c->scale && c->k->record_begin != NULL; n++) {
+        layer_replays(c);
+    }
 }
 
 void check_fused(struct check *c)
@@ -449,5 +543,9 @@ void check_fused(struct check *c)
     }
     if (c->k->moe != NULL) { /* warps without a share of routed products have one of shared ones */
         one_moe(c, TV_BF16, 12, 1160, 520, 1040);
+        if (c->k->record_begin != NULL) {
+            moe_replays(c, 5);
+            moe_replays(c, 40);
+        }
     }
 }
