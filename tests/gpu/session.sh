@@ -126,6 +126,8 @@ for test in prefix rules model variants synthetic; do
 done
 step http_hidden 60 env TREEVERIFY_KV_DTYPE=f32 python3 "$source/tests/http/test_hidden.py"
 step http_planted 60 python3 "$source/tests/http/test_planted.py"
+# random calls, each to a CPU's daemon as well; a router that cannot decide costs an oracle's time
+step differential 110 python3 "$source/tests/parity/differential.py" "$daemon" "$models" --backend "$backend" --seconds 50
 for dtype in bf16 f32; do
     step "lossless_$dtype" 90 env TV_TEST_SCALE=$([ "$backend" = cuda ] && echo 1 || echo 0.1) python3 "$source/tests/parity/lossless.py" "$daemon" \
         "$big" "$text" --backend "$backend" --kv-dtype $dtype
