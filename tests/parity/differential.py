@@ -446,9 +446,10 @@ def main():
         player = Player(args, number)
         try:
             player.play(args.steps)
-        except Difference as difference:
+        except Exception as problem:  # an answer out of contract, or none, is a difference too
             failed += 1
-            print(f"FAIL rig {number} {difference}")
+            kind = "" if isinstance(problem, Difference) else f"{getattr(player, 'at', 'the start')} {type(problem).__name__}: "
+            print(f"FAIL rig {number} {kind}{problem}")
             print(f"     options {' '.join(player.options[0])} / {' '.join(player.options[1])}")
             other = f" --other {args.other}" if args.other else ""
             print(f"     repeat: differential.py {args.program} {args.models} --backend {args.backend} --pairs {args.pairs} "
