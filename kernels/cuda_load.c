@@ -51,6 +51,8 @@ static const char *create_failure(int rc)
     switch (rc) {
     case -ENODEV:
         return "there is no such device, or no driver that this library can use";
+    case -EBUSY:
+        return "the device is another process's alone, or does not answer";
     case -ENOTSUP:
         return "the device is older than sm_90, or the library holds no code for it";
     default:

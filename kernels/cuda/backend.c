@@ -33,7 +33,12 @@ int tv_cuda_errno(cudaError_t error)
     case cudaErrorInsufficientDriver:
     case cudaErrorInitializationError:
     case cudaErrorSystemDriverMismatch:
+    case cudaErrorSystemNotReady: /* fabric manager or persistence daemon are still to come */
+    case cudaErrorCompatNotSupportedOnDevice:
+    case cudaErrorStubLibrary:
         return -ENODEV;
+    case cudaErrorDevicesUnavailable: /* another process has it for itself */
+        return -EBUSY;
     /* The context is in an unknown state, and so is every result of it: only a new process helps.
      */
     case cudaErrorECCUncorrectable:
@@ -49,8 +54,14 @@ int tv_cuda_errno(cudaError_t error)
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
     case cudaErrorExternalDevice:
+    case cudaErrorMpsClientTerminated:
     case cudaErrorUnknown:
         return -ENOTRECOVERABLE;
+#if CUDART_VERSION >= 13000 /* older toolkits do not know them */
+    case cudaErrorContained:
+    case cudaErrorTensorMemoryLeak:
+        return -ENOTRECOVERABLE;
+#endif
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorUnsupportedPtxVersion:

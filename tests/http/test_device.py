@@ -89,6 +89,7 @@ class DeviceTest(unittest.TestCase):
         cases = (
             ("abi", "the library's ABI is "),
             (str(-errno.ENODEV), "there is no such device, or no driver that this library can use"),
+            (str(-errno.EBUSY), "the device is another process's alone, or does not answer"),
             (str(-errno.ENOTSUP), "the device is older than sm_90, or the library holds no code for it"),
         )
         for fault, says in cases:
