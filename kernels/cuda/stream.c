@@ -8,6 +8,18 @@
 
 #include "ops.h"
 
+/* One call a row: the runtime may refuse rows that are 2 GiB apart and more (cudaDeviceProp's
+ * memPitch), as those of two layers of a large pool are. */
+static int rows_copy(struct tv_kernels *k, char *to, size_t to_stride, const char *from,
+                     size_t from_stride, size_t row_bytes, int32_t rows)
+{
+    for (size_t row = 0; row < (size_t)rows; row++) {
+        TV_CUDA_CHECK(cudaMemcpyAsync(to + row * to_stride, from + row * from_stride, row_bytes,
+                                      cudaMemcpyDeviceToDevice, tv_cuda_stream(k)));
+    }
+    return 0;
+}
+
 int tv_cuda_copy(struct tv_kernels *k, void *to, size_t to_stride, const void *from,
                  size_t from_stride, size_t row_bytes, int32_t rows)
 {
@@ -18,9 +30,14 @@ int tv_cuda_copy(struct tv_kernels *k, void *to, size_t to_stride, const void *f
         return 0;
     }
     TV_CUDA_ENTER(k);
-    TV_CUDA_CHECK(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, (size_t)rows,
-                                    cudaMemcpyDeviceToDevice, tv_cuda_stream(k)));
-    return 0;
+    int rc =
+        tv_cuda_errno(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, (size_t)rows,
+                                        cudaMemcpyDeviceToDevice, tv_cuda_stream(k)));
+    int far_apart = to_stride > INT32_MAX || from_stride > INT32_MAX;
+    if (rc == 0 || rc == -ENOTRECOVERABLE || !far_apart) {
+        return rc;
+    }
+    return rows_copy(k, to, to_stride, from, from_stride, row_bytes, rows);
 }
 
 int tv_cuda_timer(struct tv_kernels *k, int end)

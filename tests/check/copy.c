@@ -45,6 +45,33 @@ static void one_copy(struct check *c, int recorded)
     check_release(c);
 }
 
+/* Rows further apart than a runtime promises to copy in one call: two layers of a large pool. */
+static void check_far_copy(struct check *c)
+{
+    size_t row = 1152, stride = ((size_t)1 << 31) + 4096;
+    char *memory = c->k->alloc(c->k, stride + 2 * row);
+    char *from = check_host(c, 2 * row), *got = check_host(c, 2 * row);
+    int rc = memory == NULL ? -ENOMEM : 0; /* 2 GiB: what is too small for it has no such pool */
+    for (size_t i = 0; i < 2 * row; i++) {
+        from[i] = (char)check_random(c);
+    }
+    for (size_t i = 0; rc == 0 && i < 2; i++) {
+        rc = c->k->upload(c->k, memory + i * stride, from + i * row, row);
+    }
+    rc = rc == 0 ? c->k->copy(c->k, memory + row, stride, memory, stride, row, 2) : rc;
+    for (size_t i = 0; rc == 0 && i < 2; i++) {
+        rc = c->k->download(c->k, got + i * row, memory + i * stride + row, row);
+    }
+    rc = rc == 0 ? c->k->sync(c->k) : rc;
+    if (memory != NULL && check_ok(c, rc, "copy of rows 2 GiB apart")) {
+        check_same(c, got, from, 2 * row, "copy of rows 2 GiB apart");
+    }
+    if (memory != NULL) {
+        c->k->free(c->k, memory);
+    }
+    check_release(c);
+}
+
 /* A copy of 64 MiB takes time on the device, and none is taken twice. */
 static void check_timer(struct check *c)
 {
@@ -141,6 +168,7 @@ void check_copy(struct check *c)
         check_fail(c, "copy: rows that overlap are taken");
     }
     if (!c->k->host_memory) {
+        check_far_copy(c);
         check_timer(c);
         check_side(c);
     }
