@@ -23,13 +23,18 @@ static int64_t score_row_bytes(const struct tv_verify_attn *args)
     return (int64_t)args->kv_len_max * (int64_t)sizeof(double);
 }
 
+/* Blocks that there is work for. */
+static int64_t blocks_wanted(const struct tv_verify_attn *args)
+{
+    int64_t blocks = (int64_t)args->batch * args->q_len * args->heads;
+    blocks = blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX;
+    return args->blocks_max <= 0 || blocks < args->blocks_max ? blocks : args->blocks_max;
+}
+
 static int64_t block_count(const struct tv_verify_attn *args)
 {
-    int64_t rows = (int64_t)args->batch * args->q_len * args->heads;
-    int64_t blocks = SCORE_BYTES / score_row_bytes(args);
-    blocks = blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX;
-    blocks = blocks < rows ? blocks : rows;
-    blocks = args->blocks_max <= 0 || blocks < args->blocks_max ? blocks : args->blocks_max;
+    int64_t wanted = blocks_wanted(args), blocks = SCORE_BYTES / score_row_bytes(args);
+    blocks = blocks < wanted ? blocks : wanted;
     return blocks > 1 ? blocks : 1;
 }
 
@@ -227,6 +232,8 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* Room for the score rows of block_count, and no less for a longer request than for a shorter one,
+ * of which more rows fit: whoever takes it once takes it for the longest. */
 size_t tv_cuda_verify_attn_naive_workspace(const struct tv_kernels *k,
                                            const struct tv_verify_attn *args)
 {
@@ -234,7 +241,9 @@ size_t tv_cuda_verify_attn_naive_workspace(const struct tv_kernels *k,
     if (tv_cuda_verify_attn_check_shape(args) < 0) {
         return 0;
     }
-    return (size_t)(block_count(args) * score_row_bytes(args));
+    int64_t row = score_row_bytes(args), bytes = blocks_wanted(args) * row;
+    int64_t most = SCORE_BYTES > row ? SCORE_BYTES : row;
+    return (size_t)(bytes < most ? bytes : most);
 }
 
 static int launch(const struct tv_verify_attn *args, uint32_t blocks, int64_t first, int64_t end,

@@ -341,8 +341,42 @@ static void sums_f32(struct check *c)
     check_release(c);
 }
 
+/* What a longer request of more rows asks for holds a shorter one: it is taken once, at a start. */
+static void workspaces(struct check *c)
+{
+    struct tv_verify_attn args = {.latent_dim = 512,
+                                  .rope_dim = 64,
+                                  .dtype = TV_BF16,
+                                  .out_dtype = TV_F32,
+                                  .page_count = 1,
+                                  .page_size = 64};
+    for (int32_t n = 0; n < 200; n++) {
+        size_t judge[2], live[2];
+        args.heads = 1 << check_range(c, 0, 7);
+        args.blocks_max = n % 2 == 0 ? 264 : 0;
+        args.batch = check_range(c, 1, 4);
+        args.q_len = check_range(c, 1, 512);
+        args.kv_len_max = args.q_len + check_range(c, 0, 100000);
+        for (int32_t i = 0; i < 2; i++) {
+            args.max_pages = args.kv_len_max / args.page_size + 1;
+            judge[i] = c->k->verify_attn_naive_workspace(c->k, &args);
+            live[i] = c->k->verify_attn_workspace(c->k, &args);
+            args.q_len += check_range(c, 0, 512);
+            args.kv_len_max += check_range(c, 512, 100000);
+        }
+        if (judge[1] < judge[0] || live[1] < live[0]) {
+            check_fail(c, "workspaces: %zu and %zu for a request, %zu and %zu for a longer one",
+                       judge[0], live[0], judge[1], live[1]);
+            return;
+        }
+    }
+}
+
 void check_verify(struct check *c)
 {
+    if (c->k->verify_attn && c->k->verify_attn_naive) {
+        workspaces(c);
+    }
     if (!c->k->verify_attn && !c->k->verify_attn_naive) {
         return;
     }
