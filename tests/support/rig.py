@@ -6,6 +6,7 @@ import base64
 import numpy as np
 import rules
 import twins
+from texts import path_to
 from twins import DRAW, KEYS, bound_of, might_draw, require, values_of
 
 ALL_LOGITS = {"logits": {"rows": "all", "dtype": "f32"}}
@@ -169,10 +170,12 @@ class Rig:
                 require(near, f"side {side}: log-probability {given} of {token}, not {own}")
 
     def excused(self, what, text, prefix, tree, rows):
-        """Logits of f32 rows are beyond the bound: a router that could not decide, if both oracles say so."""
-        largest = float(np.abs(rows[0] - rows[1]).max())
+        """Logits of f32 rows are beyond the bound: a router that could not decide, if both oracles say so of the path to
+        the row that differs most (a whole tree can take them minutes)."""
+        apart = np.abs(rows[0] - rows[1]).max(axis=1)
+        largest, nodes = float(apart.max()), path_to(tree[1], int(apart.argmax()))
         self.drop(text)
-        agree = self.twins.oracles_agree(prefix, {"tokens": tree[0], "parents": tree[1]}, rows)
+        agree = self.twins.oracles_agree(prefix, {"tokens": tree[0], "parents": tree[1]}, nodes, rows)
         require(agree, f"{what}: logits differ by {largest:.3g}, bound {bound_of(rows[0]):.2g}")
         self.report.undecided.append(f"{what}: {largest:.3g}")
 

@@ -11,7 +11,7 @@ then every bit has to agree; or they are not, then
 
 With f32 rows the bound is that of refs.py for each side against the reference, 5e-4 * max(1, std / 1.6), once for both
 together. A router's choice between two experts that are as good moves a logit by more: it is excused where the path
-oracles of both sides (POST /v1/parity) find nothing and both sides repeat their own row, and then listed.
+oracles of both sides (POST /v1/parity) find nothing in its path and both sides repeat their own rows, and then listed.
 
 With bf16 rows routers decide apart in one row of a hundred, more often behind random drafts than in the texts of refs.py,
 and no bound of a single row says much: a rig's rows are held to two quantiles of their KL divergence. The other checks
@@ -213,14 +213,17 @@ class Twins:
             return None
         return [values_of(body["logits"]) for _, body in answers]
 
-    def oracles_agree(self, prefix, tree, rows):
-        """Both path oracles find nothing in this launch, and both sides repeat `rows`, to the bound."""
-        body = {"tokens": prefix, "tree": tree}
-        judged = self.post("/v1/parity", body)
+    def oracles_agree(self, prefix, tree, nodes, rows):
+        """Both path oracles find nothing in the path of these nodes, which has the same bits alone and in its tree, and both
+        sides repeat the tree's `rows`, to the bound."""
+        path = {"tokens": [tree["tokens"][node] for node in nodes], "parents": list(range(-1, len(nodes) - 1))}
+        judged = self.post("/v1/parity", {"tokens": prefix, "tree": path})
         if any(status != 200 or not body["ok"] for status, body in judged):
             return False
-        own = self.rows_of(prefix, tree)
-        return own is not None and all(np.abs(row - mine).max() <= bound_of(mine) for row, mine in zip(rows, own))
+        own, alone = self.rows_of(prefix, tree), self.rows_of(prefix, path)
+        return own is not None and alone is not None and all(
+            np.abs(row - mine).max() <= bound_of(mine) and mine[nodes].tobytes() == chain.tobytes()
+            for row, mine, chain in zip(rows, own, alone))
 
 
 def side(name, program, model, options):
