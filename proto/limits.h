@@ -34,6 +34,9 @@
 #define TV_SEED_DIGITS_MAX      20
 #define TV_KEY_BYTES_MAX        64 /* of an Idempotency-Key */
 #define TV_BATCH_ITEMS_MAX      64
+/* Calls that wait for an answer which another call is about to get: that of a round, a create or a
+ * fork, or a batch; and as many GET .../rounds/{seq} for one round. */
+#define TV_WAITERS_MAX 256
 
 /* Answers that a session keeps for retries: whichever is less, always the last one. */
 #define TV_REPLAY_ROUNDS_MAX 8

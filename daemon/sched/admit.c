@@ -346,6 +346,18 @@ static int check_rule(const struct tv_session *session, const struct tv_request 
     return tv_request_check_rule(request, session->sampling.rule, problem);
 }
 
+/* The same round is under way, or waits behind one that is. As check_round. */
+static int attach(struct tv_sched *sched, struct job *job, struct tv_call *call, int *ret_attached,
+                  struct tv_problem *problem)
+{
+    if (tv_sched_job_join(sched, job, call, problem) != 0) {
+        return -EINVAL;
+    }
+    tv_stats_add(&sched->stats->replays[TV_STATS_ATTACHED], 1);
+    *ret_attached = 1;
+    return 1;
+}
+
 /* verify, extend, decode, rollback. 0: the job may be queued; 1: the call is answered or attached,
  * *ret_kept says which; -EINVAL with *problem. */
 static int check_round(struct tv_sched *sched, struct job *job, int *ret_attached,
@@ -367,15 +379,9 @@ static int check_round(struct tv_sched *sched, struct job *job, int *ret_attache
         tv_session_renew(session, request->lease_s, tv_clock_us());
         return 1;
     case TV_SESSION_ATTACH:
-        tv_sched_job_join(sched, session->operation, call);
-        tv_stats_add(&sched->stats->replays[TV_STATS_ATTACHED], 1);
-        *ret_attached = 1;
-        return 1;
+        return attach(sched, session->operation, call, ret_attached, problem);
     case TV_SESSION_JOIN:
-        tv_sched_job_join(sched, session->behind, call);
-        tv_stats_add(&sched->stats->replays[TV_STATS_ATTACHED], 1);
-        *ret_attached = 1;
-        return 1;
+        return attach(sched, session->behind, call, ret_attached, problem);
     case TV_SESSION_SKIP:
         return skip(sched, session, call, problem);
     case TV_SESSION_REFUSED:

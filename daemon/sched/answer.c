@@ -62,6 +62,10 @@ static int answer_round(struct tv_session *session, struct tv_call *call)
     if (behind || (session->running_seq > 0 && request->seq == session->running_seq)) {
         if (request->wait_ms > 0 && !tv_sched_is_gone(call)) {
             struct job *running = behind ? session->behind : session->operation;
+            if (tv_sched_waiters_room(running->watchers, &problem) != 0) {
+                tv_sched_refuse(call, &problem);
+                return 0;
+            }
             call->next = running->watchers;
             running->watchers = call;
             return 1;

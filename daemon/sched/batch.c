@@ -46,10 +46,33 @@ int tv_sched_batch_room(const struct tv_sched *sched, const struct tv_call *call
     return call->together == NULL || tv_sched_copy_room(sched, *call->together);
 }
 
-void tv_sched_batch_join(struct tv_batch *batch, struct tv_call *call)
+int tv_sched_batch_join(struct tv_batch *batch, struct tv_call *call, struct tv_problem *problem)
 {
+    if (tv_sched_waiters_room(batch->twins, problem) != 0) {
+        return -EINVAL;
+    }
+    tv_sched_batch_renew(batch->sched, call, 1); /* of its rounds that are over already */
     call->next = batch->twins;
     batch->twins = call;
+    return 0;
+}
+
+void tv_sched_batch_renew(struct tv_sched *sched, const struct tv_call *call, int joined)
+{
+    const struct tv_request *request = &call->request;
+    int64_t now_us = tv_clock_us();
+    for (int32_t i = 0; i < request->item_count; i++) {
+        const struct tv_request *item = &request->items[i].request;
+        struct tv_session *session = NULL;
+        if (request->items[i].refused ||
+            tv_sessions_find(&sched->table, item->session, call->principal, now_us, &session) !=
+                TV_OK ||
+            item->seq >= session->next_seq) { /* a refused one renews nothing */
+            continue;
+        }
+        int32_t lease_s = joined && item->lease_s < session->lease_s ? 0 : item->lease_s;
+        tv_session_renew(session, lease_s, now_us);
+    }
 }
 
 /* The items' answers become the batch's. 1: sent again, it would get another one. */
@@ -97,6 +120,27 @@ static void key_end(struct tv_batch *batch, char *kept, size_t bytes)
     *link = batch->next;
 }
 
+/* One that has joined gets its copy, as far as there is room; *together: bytes of those before. */
+static void reply_joined(const struct tv_batch *batch, struct tv_call *twin, size_t *together)
+{
+    const struct tv_buf *body = &batch->call->reply.body;
+    if (body->failed != 0) {
+        twin->reply.http_status = 500;
+        twin->reply.body.failed = body->failed;
+    } else if (tv_sched_copy_room(batch->sched, *together)) {
+        *together += body->bytes;
+        tv_sched_reply_stored(twin, 200, body->data, body->bytes);
+    } else { /* sent again, it gets what is kept of the whole, or of each item */
+        struct tv_problem problem;
+        tv_problem_set(&problem, TV_OVERLOADED, NULL,
+                       "done, but too many wait for an answer so large: ask again");
+        for (int32_t i = 0; i < batch->count; i++) {
+            problem.committed |= batch->items[i]->reply.http_status < 400;
+        }
+        tv_sched_refuse(twin, &problem);
+    }
+}
+
 /* Everybody has left: the answer, for all who wait for it. Those but the first. It stays known by
  * its key, unless an item had better be tried again, or it is larger than all that may be kept. */
 static struct tv_call *conclude(struct tv_batch *batch)
@@ -117,14 +161,13 @@ static struct tv_call *conclude(struct tv_batch *batch)
     key_end(batch, kept, body->bytes);
     struct tv_call *twins = batch->twins;
     batch->twins = NULL;
+    for (const struct tv_call *call = twins; call != NULL; call = call->next) {
+        tv_sched_batch_renew(batch->sched, call, 1); /* its rounds have ended for the first call */
+    }
     tv_sched_unlock(batch->sched);
+    size_t together = 0;
     for (struct tv_call *call = twins; call != NULL; call = call->next) {
-        if (body->failed == 0) {
-            tv_sched_reply_stored(call, 200, body->data, body->bytes);
-        } else {
-            call->reply.http_status = 500;
-            call->reply.body.failed = body->failed;
-        }
+        reply_joined(batch, call, &together);
     }
     return twins;
 }

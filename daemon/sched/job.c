@@ -3,8 +3,9 @@
  * first.
  *
  * Decides nothing about whether a call may run; that is admit.c. Refuses to keep anything of a call
- * that has left.
+ * that has left, and more waiters for one answer than TV_WAITERS_MAX.
  */
+#include <errno.h>
 #include <stdlib.h>
 
 #include "sched/job.h"
@@ -90,8 +91,26 @@ void tv_sched_job_pass_on(struct job *job)
     tv_sched_job_waiters(job);
 }
 
-void tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_call *call)
+int tv_sched_waiters_room(const struct tv_call *waiters, struct tv_problem *problem)
 {
+    int32_t count = 0;
+    for (; waiters != NULL; waiters = waiters->next) {
+        count++;
+    }
+    if (count < TV_WAITERS_MAX) {
+        return 0;
+    }
+    tv_problem_set(problem, TV_OVERLOADED, NULL, "%d calls wait for this answer already", count);
+    problem->retry_after_s = 1;
+    return -EINVAL;
+}
+
+int tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_call *call,
+                      struct tv_problem *problem)
+{
+    if (tv_sched_waiters_room(running->twins, problem) != 0) {
+        return -EINVAL;
+    }
     struct tv_call **link = &running->twins; /* in the order they came */
     while (*link != NULL) {
         link = &(*link)->next;
@@ -100,4 +119,5 @@ void tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_ca
     *link = call;
     tv_sched_job_waiters(running);
     tv_sched_ring(sched); /* its own deadline may be the next */
+    return 0;
 }

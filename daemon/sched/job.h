@@ -297,9 +297,13 @@ void tv_sched_batch_destroy(struct tv_batch *batch);
  * without the lock when *ret_calls are done. */
 struct tv_batch *tv_sched_batch_cancel(struct tv_batch *batch, struct tv_call **ret_calls);
 void tv_sched_batch_let_go(struct tv_batch *batch);
-/* With the lock: the same batch is under way; wait for its answer, and leave it again: 1 when it
- * waited for one. The last one who leaves a batch drops what is queued of it. */
-void tv_sched_batch_join(struct tv_batch *batch, struct tv_call *call);
+/* With the lock: the same batch is under way; wait for its answer (0, or -EINVAL with *problem: as
+ * many as may do already), and leave it again: 1 when it waited for one. The last one who leaves a
+ * batch drops what is queued of it. */
+int tv_sched_batch_join(struct tv_batch *batch, struct tv_call *call, struct tv_problem *problem);
+/* With the lock: a batch was sent again, and the sessions of its rounds that are over have their
+ * whole lease anew. joined: the longest lease counts, as of all who wait for one round. */
+void tv_sched_batch_renew(struct tv_sched *sched, const struct tv_call *call, int joined);
 int tv_sched_batch_leave(struct tv_sched *sched, const struct tv_call *call,
                          struct tv_call **ret_calls);
 /* With the lock: may this call have one more answer that needs nothing computed? An item may, as
@@ -318,8 +322,12 @@ int64_t tv_sched_deadline(const struct tv_call *call);
 void tv_sched_job_waiters(struct job *job);
 /* With the lock: the first call of a queued job leaves it to the next one, which exists. */
 void tv_sched_job_pass_on(struct job *job);
-/* With the lock: the same call is queued or running; wait for its answer. */
-void tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_call *call);
+/* With the lock: may one more call wait in this list? 0, or -EINVAL with *problem. */
+int tv_sched_waiters_room(const struct tv_call *waiters, struct tv_problem *problem);
+/* With the lock: the same call is queued or running; wait for its answer. 0, or -EINVAL with
+ * *problem: as many as may do already. */
+int tv_sched_job_join(struct tv_sched *sched, struct job *running, struct tv_call *call,
+                      struct tv_problem *problem);
 
 /* prefix.c. source, with the lock: the prompt of a create that names a session's tokens, copied. 0
  * or -EINVAL with *problem. hash: a prompt's digests, without the lock: long ones take a while. 0

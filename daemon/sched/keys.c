@@ -18,22 +18,13 @@ static void repeat(struct tv_sched *sched, struct tv_call *call, const struct tv
 {
     int64_t now_us = tv_clock_us();
     struct tv_session *session = NULL;
-    const struct tv_request *request = &call->request;
-    tv_sched_reply_stored(call, request->kind == TV_CALL_BATCH ? 200 : 201, entry->body,
+    tv_sched_reply_stored(call, call->request.kind == TV_CALL_BATCH ? 200 : 201, entry->body,
                           entry->body_bytes);
     tv_sched_reply_made(call, entry->made);
     if (tv_sessions_find(&sched->table, entry->made, call->principal, now_us, &session) == TV_OK) {
         tv_session_renew(session, 0, now_us);
     }
-    for (int32_t i = 0; i < request->item_count; i++) {
-        const struct tv_request *item = &request->items[i].request;
-        if (!request->items[i].refused &&
-            tv_sessions_find(&sched->table, item->session, call->principal, now_us, &session) ==
-                TV_OK &&
-            item->seq < session->next_seq) { /* a refused one renews nothing */
-            tv_session_renew(session, item->lease_s, now_us);
-        }
-    }
+    tv_sched_batch_renew(sched, call, 0);
 }
 
 int tv_sched_key_judge(struct tv_sched *sched, struct tv_call *call, int *ret_attached,
@@ -60,16 +51,15 @@ int tv_sched_key_judge(struct tv_sched *sched, struct tv_call *call, int *ret_at
                        "the Idempotency-Key was used with another body");
         return -EINVAL;
     }
-    if (entry->operation != NULL && call->request.kind == TV_CALL_BATCH) {
-        tv_sched_batch_join(entry->operation, call);
-        *ret_attached = 1;
-    } else if (entry->operation != NULL) {
-        tv_sched_job_join(sched, entry->operation, call);
-        *ret_attached = 1;
-    } else {
+    if (entry->operation == NULL) {
         repeat(sched, call, entry);
+        return 1;
     }
-    return 1;
+    int rc = call->request.kind == TV_CALL_BATCH
+                 ? tv_sched_batch_join(entry->operation, call, problem)
+                 : tv_sched_job_join(sched, entry->operation, call, problem);
+    *ret_attached = rc == 0;
+    return rc == 0 ? 1 : rc;
 }
 
 struct tv_session_key *tv_sched_key_claim(struct tv_sched *sched, const struct tv_call *call,
