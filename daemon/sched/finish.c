@@ -17,7 +17,7 @@
 void tv_sched_job_close(struct tv_sched *sched, struct job *job)
 {
     if (job->own_context && job->context != NULL) {
-        sched->engine->ops->context_close(sched->engine, job->context);
+        tv_sched_context_close(sched, job->context);
         job->context = NULL;
     }
 }
@@ -116,18 +116,17 @@ void tv_sched_job_drop(struct tv_sched *sched, struct job *job, enum tv_code cod
 /* Give back the KV of rounds that are not to be committed after all. */
 static void context_restore(struct tv_sched *sched, struct job *job)
 {
-    const struct tv_engine_ops *ops = sched->engine->ops;
     struct tv_session *session = job->session;
     if (session == NULL || job->own_context || sched->lost) { /* nothing can be put back then */
         return;
     }
     if (job->hold) { /* its rows, if it came to have any; giving back cannot fail */
-        (void)ops->settle(sched->engine, job->context, NULL, 0);
+        (void)tv_sched_context_settle(sched, job->context, NULL, 0);
     }
-    if (ops->context_len(job->context) == session->len) {
+    if (sched->engine->ops->context_len(job->context) == session->len) {
         return;
     }
-    int rc = ops->truncate(sched->engine, job->context, session->len);
+    int rc = tv_sched_context_truncate(sched, job->context, session->len);
     tv_sched_lost_note(sched, rc);
     if (rc != 0) {
         tv_log_of(TV_LOG_ERROR, session->id, job->call == NULL ? NULL : job->call->request_id,
@@ -439,15 +438,14 @@ static int held_make(const struct job *job, struct tv_session_held *ret_held)
 /* What rollback and commit do to the context. 0 or the engine's word. */
 static int rows_move(struct tv_sched *sched, struct job *job)
 {
-    const struct tv_engine_ops *ops = sched->engine->ops;
     const struct tv_request *request = &job->call->request;
     if (job->round.kind == TV_CALL_ROLLBACK) {
-        return ops->truncate(sched->engine, job->context, job->round.committed_len);
+        return tv_sched_context_truncate(sched, job->context, job->round.committed_len);
     }
     if (job->round.kind != TV_CALL_COMMIT) {
         return 0;
     }
-    int rc = ops->settle(sched->engine, job->context, request->path, request->path_count);
+    int rc = tv_sched_context_settle(sched, job->context, request->path, request->path_count);
     if (rc != 0) { /* the held rows are gone */
         tv_sched_lock(sched);
         tv_session_held_finish(&job->session->held);

@@ -201,7 +201,7 @@ struct tv_sched {
     char self_test_detail[160];
     int64_t self_test_us;    /* when it last ended */
     int launch_rc;           /* of the last launch; 0 or why the device is doubted */
-    int64_t launch_start_us; /* 0: the worker is outside the engine */
+    int64_t launch_start_us; /* of the engine call under way; 0: the worker is outside of it */
     uint64_t progress_steps; /* the engine's count when it was last looked at */
     int64_t progress_us;     /* when it was first seen there */
     int64_t engine_left_us;  /* when the last engine call ended; 0: none has */
@@ -376,6 +376,13 @@ void tv_sched_late_watchers(struct job *jobs, int64_t now_us, struct tv_call **r
 void *tv_sched_worker_main(void *context);
 void tv_sched_engine_enter(struct tv_sched *sched);
 void tv_sched_engine_leave(struct tv_sched *sched, int rc);
+/* context.c: the worker thread, without the lock: as the engine's own, and watched as a pass is. */
+int tv_sched_context_settle(struct tv_sched *sched, struct tv_context *context,
+                            const int32_t *nodes, int32_t count);
+int tv_sched_context_truncate(struct tv_sched *sched, struct tv_context *context, int32_t len);
+int tv_sched_context_fork(struct tv_sched *sched, const struct tv_context *context, int32_t len,
+                          struct tv_context **ret_context);
+void tv_sched_context_close(struct tv_sched *sched, struct tv_context *context);
 /* A tv_shadow_done: the oracle thread wakes the worker for this job (context). */
 void tv_sched_job_judged(void *context, const struct tv_shadow_block *block);
 /* A round whose oracle has spoken, or is waited for no longer; its commit was never in doubt. */

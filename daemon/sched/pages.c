@@ -68,8 +68,7 @@ int tv_sched_prev_settle(struct tv_sched *sched, struct job *job)
         job->settled = request->has_prev;
         return 0;
     }
-    int rc =
-        sched->engine->ops->settle(sched->engine, job->context, request->path, request->path_count);
+    int rc = tv_sched_context_settle(sched, job->context, request->path, request->path_count);
     tv_sched_lock(sched);
     if (rc == 0) {
         tv_sched_held_judge(job, tv_clock_us());
@@ -111,8 +110,7 @@ void tv_sched_pages_run(struct tv_sched *sched, struct job *job)
     job->end.token = session->pending;
     job->end.finish = session->finish;
     job->round.cached_len = session->len;
-    int rc =
-        sched->engine->ops->fork(sched->engine, job->parent->context, session->len, &job->context);
+    int rc = tv_sched_context_fork(sched, job->parent->context, session->len, &job->context);
     if (rc != 0) {
         tv_sched_job_fail_rc(sched, job, rc);
         return;

@@ -96,7 +96,7 @@ void tv_sched_bury(struct tv_sched *sched, struct tv_session *gone)
         tv_sched_lock(sched);
         tv_sched_account_unsettled(sched, session, tv_clock_us());
         tv_sched_unlock(sched);
-        sched->engine->ops->context_close(sched->engine, session->context);
+        tv_sched_context_close(sched, session->context);
         session->context = NULL;
         tv_session_destroy(session);
     }

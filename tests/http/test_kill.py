@@ -66,11 +66,26 @@ class StuckTest(unittest.TestCase):
 
     def test_f29_a_call_that_never_ends_ends_the_process(self):
         """With exit code 70, where no manager's watchdog does it; probes answer until then."""
+        self.never_ends("hold", lambda state: (verify_path(state), round_body(state)))
+
+    def test_f29_rows_that_never_move_end_the_process(self):
+        """The same of a rollback, which is no pass: a device hangs in its copies, too."""
+
+        def rollback(state):
+            length = state["committed_len"]
+            body = {"seq": state["next_seq"], "epoch": state["epoch"], "expected_len": length, "len": length - 1}
+            return f"/v1/sessions/{state['session']}/rollback", body
+
+        self.never_ends("hold moves", rollback)
+
+    def never_ends(self, order, call):
         daemon = FixedDaemon("--launch-max-s", "1").__enter__()
         caller, probe = Caller(daemon), Caller(daemon, admin=True)
         state = caller.session()
-        daemon.hold()
-        caller.sock.sendall(request_bytes("POST", verify_path(state), json.dumps(round_body(state)).encode()))
+        daemon.order(order)
+        daemon.stat()
+        path, body = call(state)
+        caller.sock.sendall(request_bytes("POST", path, json.dumps(body).encode()))
         wait_until(lambda: probe.call("GET", "/readyz").status == 503, 60, "readiness fails")
         self.assertEqual(probe.call("GET", "/healthz").status, 200)
         self.assertEqual(daemon.process.wait(timeout=120), 70, daemon.text())

@@ -29,6 +29,15 @@ void tv_fixed_engine_hold(struct tv_engine *engine, int held)
     (void)pthread_mutex_unlock(&fixed->lock);
 }
 
+void tv_fixed_engine_hold_moves(struct tv_engine *engine, int held)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    fixed->moves_held = held;
+    (void)pthread_cond_broadcast(&fixed->changed);
+    (void)pthread_mutex_unlock(&fixed->lock);
+}
+
 void tv_fixed_engine_slow(struct tv_engine *engine, int64_t microseconds)
 {
     atomic_store_explicit(&((struct fixed_engine *)engine)->slow_us, microseconds,

@@ -71,6 +71,19 @@ static int is_lost(struct tv_engine *engine)
     return lost;
 }
 
+/* Rows are to be moved: wait while that is held. 1: the device is lost. */
+static int move_enter(struct tv_engine *engine)
+{
+    struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    (void)pthread_mutex_lock(&fixed->lock);
+    while (fixed->moves_held) {
+        (void)pthread_cond_wait(&fixed->changed, &fixed->lock);
+    }
+    int lost = fixed->lost;
+    (void)pthread_mutex_unlock(&fixed->lock);
+    return lost;
+}
+
 static int fixed_context_open(struct tv_engine *engine, struct tv_context **ret_context)
 {
     struct fixed_engine *fixed = (struct fixed_engine *)engine;
@@ -110,7 +123,7 @@ static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, 
     if (len < 0 || len > context->len) {
         return -EINVAL;
     }
-    if (is_lost(engine)) {
+    if (move_enter(engine)) {
         return -ENOTRECOVERABLE;
     }
     int rc = tv_fixed_rows_settle(engine, context, NULL, 0);
@@ -124,7 +137,7 @@ static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, 
 static int fixed_settle(struct tv_engine *engine, struct tv_context *context, const int32_t *nodes,
                         int32_t count)
 {
-    if (is_lost(engine)) {
+    if (move_enter(engine)) {
         return -ENOTRECOVERABLE;
     }
     for (int32_t i = 0; i < count; i++) {
@@ -141,7 +154,7 @@ static int fixed_fork(struct tv_engine *engine, const struct tv_context *context
     if (len < 0 || len > context->len) {
         return -EINVAL;
     }
-    if (is_lost(engine)) {
+    if (move_enter(engine)) {
         return -ENOTRECOVERABLE;
     }
     struct tv_context *fork = NULL;

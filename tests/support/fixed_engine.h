@@ -39,6 +39,8 @@ void tv_fixed_engine_fail(struct tv_engine *engine, enum tv_code code, int32_t c
 void tv_fixed_engine_lose(struct tv_engine *engine);
 /* Any thread. While held, prefill and verify wait inside the engine, as a long round does. */
 void tv_fixed_engine_hold(struct tv_engine *engine, int held);
+/* Any thread. The same of settle, truncate and fork, which a device may hang in as well. */
+void tv_fixed_engine_hold_moves(struct tv_engine *engine, int held);
 /* Any thread. Every verify call takes at least so long from now on. */
 void tv_fixed_engine_slow(struct tv_engine *engine, int64_t microseconds);
 /* Any thread. Wait until the worker is inside a held call. */

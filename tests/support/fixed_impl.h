@@ -28,7 +28,7 @@ struct fixed_engine {
     atomic_int_least64_t launches, shared, commits, slow_us;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
-    int held, inside, broken, lost;
+    int held, moves_held, inside, broken, lost;
     enum tv_code fail_code;
     int32_t fail_count, contexts;
 };

@@ -1,10 +1,10 @@
 /*
  * fixed_source.c - treeverifyd-fixed: the daemon's own main with an engine of fixed answers.
  *
- * Owns a line protocol on stdin, for tests that need a round to last or to fail: "hold", "release",
- * "stat", "slow MICROSECONDS", "lose".
- * stat answers on stdout; every other line ends the reading, as the end of the input does. The last
- * line on stdout is "end commits N".
+ * Owns a line protocol on stdin, for tests that need a round to last or to fail: "hold", "hold
+ * moves" (of rows that are settled, cut or forked, for good), "release", "stat", "slow
+ * MICROSECONDS", "lose". stat answers on stdout; every other line ends the reading, as the end of
+ * the input does. The last line on stdout is "end commits N".
  */
 #include <errno.h>
 #include <pthread.h>
@@ -31,6 +31,8 @@ static int control_run(struct tv_engine *engine, const char *line)
 {
     if (strcmp(line, "hold\n") == 0) {
         tv_fixed_engine_hold(engine, 1);
+    } else if (strcmp(line, "hold moves\n") == 0) {
+        tv_fixed_engine_hold_moves(engine, 1);
     } else if (strcmp(line, "release\n") == 0) {
         tv_fixed_engine_hold(engine, 0);
     } else if (strncmp(line, "slow ", 5) == 0) {

@@ -57,6 +57,7 @@ void fixture_start_pages(struct fixture *fixture, int64_t pages)
 void fixture_stop(struct fixture *fixture)
 {
     tv_fixed_engine_hold(fixture->engine, 0); /* a test that fails ends, too */
+    tv_fixed_engine_hold_moves(fixture->engine, 0);
     tv_sched_destroy(fixture->sched);
     assert_int_equal(tv_fixed_engine_contexts(fixture->engine), 0);
     fixture->engine->ops->destroy(fixture->engine);

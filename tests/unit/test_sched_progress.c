@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -116,6 +117,74 @@ static void calls_that_are_not_counted_have_their_age_b54(void **state)
     expect(fixture, 200, TV_CALL_READY, "", NULL);
 }
 
+static void await_stuck(struct fixture *fixture)
+{
+    int stuck = 0;
+    for (int i = 0; !stuck && i < 60000; i++) {
+        stuck = tv_sched_stuck(fixture->sched);
+        pause_us(1000);
+    }
+    assert_true(stuck);
+}
+
+/* What a held round is settled by: its path, or that of the next one's commit_prev. */
+static struct tv_call *settle_start(struct fixture *fixture, struct client *client, int by_next)
+{
+    char body[2048];
+    client_chain(fixture, client, 2, body, sizeof body);
+    body[strlen(body) - 1] = '\0';
+    expect(fixture, 200, TV_CALL_VERIFY, client->id, "%s,\"commit\":\"hold\"}", body);
+    client->seq++;
+    tv_fixed_engine_hold_moves(fixture->engine, 1);
+    struct tv_call *call =
+        by_next ? call_make(fixture, TV_CALL_VERIFY, client->id,
+                            "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,"
+                            "\"commit_prev\":{\"seq\":%d,\"path\":[0],\"next\":9},"
+                            "\"tree\":{\"tokens\":[9],\"parents\":[-1]}}",
+                            client->seq, client->epoch, client->len + 1, client->seq - 1)
+                : call_make(fixture, TV_CALL_COMMIT, client->id,
+                            "{\"seq\":%d,\"epoch\":\"%s\",\"path\":[0],\"next\":9}", client->seq,
+                            client->epoch);
+    call_start(fixture, call);
+    return call;
+}
+
+static struct tv_call *move_start(struct fixture *fixture, struct client *client, int which)
+{
+    client_open(fixture, client, 5, "");
+    if (which < 2) {
+        return settle_start(fixture, client, which);
+    }
+    tv_fixed_engine_hold_moves(fixture->engine, 1);
+    struct tv_call *call =
+        which == 2 ? call_make(fixture, TV_CALL_ROLLBACK, client->id,
+                               "{\"seq\":%d,\"epoch\":\"%s\",\"expected_len\":%d,\"len\":3}",
+                               client->seq, client->epoch, client->len)
+                   : call_make(fixture, TV_CALL_FORK, client->id, "{\"epoch\":\"%s\",\"len\":3}",
+                               client->epoch);
+    call_start(fixture, call);
+    return call;
+}
+
+/* A device that hangs where rows are settled, cut or shared is found like one that hangs in a pass:
+ * first not ready, then beyond help; and all is well when it goes on after all. */
+static void rows_that_never_move_f29(void **state)
+{
+    struct fixture *fixture = *state;
+    for (int which = 0; which < 4; which++) {
+        struct client client;
+        count_set(fixture, which % 2);
+        struct tv_call *call = move_start(fixture, &client, which);
+        await_not_ready(fixture);
+        assert_false(call_is_done(call));
+        await_stuck(fixture);
+        tv_fixed_engine_hold_moves(fixture->engine, 0);
+        assert_reply(call_wait(call), which == 3 ? 201 : 200);
+        call_free(call);
+        expect(fixture, 200, TV_CALL_READY, "", NULL);
+    }
+}
+
 /* Unset, the limit is short exactly where progress is counted. */
 static void the_default_follows_the_engine_r16(void **state)
 {
@@ -145,6 +214,7 @@ int main(void)
         TEST(long_calls_that_move_are_ready_r16),
         TEST(a_look_dates_the_stall_r16),
         TEST(calls_that_are_not_counted_have_their_age_b54),
+        TEST(rows_that_never_move_f29),
         TEST(the_default_follows_the_engine_r16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
