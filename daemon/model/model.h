@@ -189,9 +189,9 @@ int32_t tv_model_taps_project_dim(const struct tv_model *model);
 /* `rows` rows of the last such pass from `first` on, projected, likewise: host [rows, dim]. */
 int tv_model_taps_project(struct tv_model *model, int32_t first, int32_t rows,
                           const float **ret_rows);
-/* A prefill pass calls `between` where it can be interrupted: for a verify pass over other
- * sequences, whose result is the same there and elsewhere. On a device not with taps. NULL: it is
- * left alone. */
+/* A prefill pass calls `between` where it can be interrupted: for verify passes over other
+ * sequences, and what moves their rows or gives them back: with the same result as elsewhere. On a
+ * device not with taps. NULL: it is left alone. */
 void tv_model_between_set(struct tv_model *model, void (*between)(void *context), void *context);
 
 #endif

@@ -116,6 +116,7 @@ void tv_sched_job_drop(struct tv_sched *sched, struct job *job, enum tv_code cod
 /* Give back the KV of rounds that are not to be committed after all. */
 static void context_restore(struct tv_sched *sched, struct job *job)
 {
+    const struct tv_engine_ops *ops = sched->engine->ops;
     struct tv_session *session = job->session;
     if (session == NULL || job->own_context || sched->lost) { /* nothing can be put back then */
         return;
@@ -123,7 +124,7 @@ static void context_restore(struct tv_sched *sched, struct job *job)
     if (job->hold) { /* its rows, if it came to have any; giving back cannot fail */
         (void)tv_sched_context_settle(sched, job->context, NULL, 0);
     }
-    if (sched->engine->ops->context_len(job->context) == session->len) {
+    if (ops->context_len(job->context) == session->len) {
         return;
     }
     int rc = tv_sched_context_truncate(sched, job->context, session->len);

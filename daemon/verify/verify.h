@@ -187,8 +187,10 @@ struct tv_engine {
     struct tv_cache *cache; /* NULL in an engine without one */
     struct tv_kernels *kernels;
     uint64_t allocations_start; /* of the device's memory, before the first call */
-    /* Set by who drives the engine, or NULL: called in the middle of a prefill, where it may call
-     * verify for other contexts and nothing else. */
+    /* Set by who drives the engine, or NULL: called in the middle of a prefill, where other
+     * contexts may have their rounds, from settle of a held one to the end: verify, settle,
+     * truncate, publish and context_close (beside context_len, context_seq and progress), and
+     * nothing else. */
     void (*between)(void *context);
     void *between_context;
     /* Measurements: slices that nobody draws from, or looks at, get random rows and no pass. */

@@ -88,6 +88,11 @@ FAULTS = [
     ("leaf-is-the-root", "daemon/sched/finish.c", "job->round.accepted_nodes[job->round.accepted_count - 1]", "job->round.accepted_nodes[0]", ["sched_ahead"]),
     ("held-is-committed", "daemon/sched/finish.c", "} else if (!job->hold) {\n        tv_session_commit", "} else {\n        tv_session_commit", ["sched_held"]),
     ("margin-of-scores", "daemon/sched/finish.c", "(draws ? temperature : 1.0)", "(draws ? 1.0 : 1.0)", ["sched"]),
+    ("waiters-without-end", "daemon/sched/job.c", "if (count < TV_WAITERS_MAX) {", "if (count >= 0) {", ["sched_waiters"]),
+    ("joined-batch-renews-nothing", "daemon/sched/batch.c", "int32_t lease_s = joined && item->lease_s < session->lease_s ? 0 : item->lease_s;",
+     "int32_t lease_s = item->lease_s; if (joined) { continue; }", ["sched_waiters"]),
+    ("moves-unwatched", "daemon/sched/context.c", "sched->launch_start_us = outer_us != 0 ? outer_us : now_us;",
+     "sched->launch_start_us = outer_us;", ["sched_progress", "http_kill"]),
     ("failed-rows-stay", "daemon/sched/finish.c", "if (ops->context_len(job->context) == session->len) {", "if (ops->context_len(job->context) >= 0) {",
      ["sched", "sched_faults", "round_faults"]),
     # --- what comes from outside -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
  */
 #include "fixed_impl.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -84,10 +85,20 @@ static int move_enter(struct tv_engine *engine)
     return lost;
 }
 
+/* What a call of this context may be: in the middle of a slice only what verify.h says, and of
+ * another one than the slice's. */
+static void check_place(const struct tv_engine *engine, const struct tv_context *context,
+                        int is_of_rounds)
+{
+    const struct tv_context *sliced = ((const struct fixed_engine *)engine)->sliced;
+    assert(sliced == NULL || (is_of_rounds && context != sliced));
+}
+
 static int fixed_context_open(struct tv_engine *engine, struct tv_context **ret_context)
 {
     struct fixed_engine *fixed = (struct fixed_engine *)engine;
     struct tv_context *context = calloc(1, sizeof *context);
+    check_place(engine, NULL, 0);
     if (context == NULL) {
         return -ENOMEM;
     }
@@ -104,6 +115,7 @@ static void fixed_context_close(struct tv_engine *engine, struct tv_context *con
     if (context == NULL) {
         return;
     }
+    check_place(engine, context, 1);
     if (engine->cache != NULL) { /* first: who counts contexts finds their pages given back */
         tv_cache_seq_finish(engine->cache, &context->seq);
     }
@@ -120,6 +132,7 @@ static int32_t fixed_context_len(const struct tv_context *context)
 
 static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, int32_t len)
 {
+    check_place(engine, context, 1);
     if (len < 0 || len > context->len) {
         return -EINVAL;
     }
@@ -137,6 +150,7 @@ static int fixed_truncate(struct tv_engine *engine, struct tv_context *context, 
 static int fixed_settle(struct tv_engine *engine, struct tv_context *context, const int32_t *nodes,
                         int32_t count)
 {
+    check_place(engine, context, 1);
     if (move_enter(engine)) {
         return -ENOTRECOVERABLE;
     }
@@ -151,6 +165,7 @@ static int fixed_settle(struct tv_engine *engine, struct tv_context *context, co
 static int fixed_fork(struct tv_engine *engine, const struct tv_context *context, int32_t len,
                       struct tv_context **ret_context)
 {
+    check_place(engine, context, 0);
     if (len < 0 || len > context->len) {
         return -EINVAL;
     }
@@ -174,6 +189,7 @@ static int fixed_fork(struct tv_engine *engine, const struct tv_context *context
 static void fixed_publish(struct tv_engine *engine, struct tv_context *context, int32_t first,
                           const struct tv_cache_key *keys, int32_t count)
 {
+    check_place(engine, context, 1);
     tv_cache_publish(engine->cache, &context->seq, first, keys, count);
 }
 
@@ -184,6 +200,7 @@ static int tokens_append(struct tv_engine *engine, struct tv_context *context,
                          int interruptible)
 {
     struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    check_place(engine, context, 0);
     if (count < 1 || count > engine->prefill_rows || context->len > engine->max_len - count) {
         return -EINVAL;
     }
@@ -206,7 +223,9 @@ static int tokens_append(struct tv_engine *engine, struct tv_context *context,
                                           : -EIO;
     }
     if (interruptible && engine->between != NULL) {
+        fixed->sliced = context;
         engine->between(engine->between_context);
+        fixed->sliced = NULL;
     }
     rc = tv_fixed_rows_prefilled(engine, context, count);
     if (rc != 0) {
@@ -354,6 +373,7 @@ static int verify_one(struct fixed_engine *fixed, struct answer *answer,
         in->top_k > TV_WANT_TOP_K_MAX || in->context->scratch != 0) {
         return -EINVAL; /* a held round is settled before another runs */
     }
+    check_place(engine, in->context, 1);
     int rc = tv_fixed_rows_write(engine, in->context, tree->tokens, tree->count, &out->shortage);
     if (rc != 0 && rc != -ENOSPC) {
         return rc;
@@ -406,6 +426,7 @@ static int fixed_verify_shared(struct tv_engine *engine, const struct tv_round_i
 {
     struct fixed_engine *fixed = (struct fixed_engine *)engine;
     int32_t rows = rider->count;
+    check_place(engine, rider->context, 0);
     rider->rc = -EAGAIN;
     for (int32_t i = 0; i < count; i++) {
         rows += in[i].tree->count;
@@ -427,6 +448,7 @@ static int fixed_verify_shared(struct tv_engine *engine, const struct tv_round_i
 static int fixed_self_test(struct tv_engine *engine, char *detail, size_t detail_bytes)
 {
     struct fixed_engine *fixed = (struct fixed_engine *)engine;
+    check_place(engine, NULL, 0);
     (void)pthread_mutex_lock(&fixed->lock);
     int broken = fixed->broken, lost = fixed->lost;
     (void)pthread_mutex_unlock(&fixed->lock);

@@ -23,8 +23,9 @@ struct answer {
 
 struct fixed_engine {
     struct tv_engine engine;
-    struct answer *answers; /* [requests_max] */
-    double base_sum;        /* of exp(base logit) over the vocabulary */
+    struct answer *answers;          /* [requests_max] */
+    const struct tv_context *sliced; /* whose prefill calls between right now, or NULL */
+    double base_sum;                 /* of exp(base logit) over the vocabulary */
     atomic_int_least64_t launches, shared, commits, slow_us;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;

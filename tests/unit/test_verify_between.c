@@ -1,6 +1,7 @@
 /*
  * test_verify_between.c - rounds of other sessions in the middle of a prefill pass: neither the
- * pass nor the rounds can be told from those that ran alone, bit for bit.
+ * pass nor the rounds can be told from those that ran alone, bit for bit; nor can rows that are
+ * settled, cut or given back there.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,6 +20,16 @@
 #define ROUNDS  3
 #define VISITED 8 /* calls of between that do something */
 
+#define MOVES 4
+
+/* A session whose rows are moved and given back between, and another one that ends there. */
+struct mover {
+    struct tv_engine *engine;
+    struct tv_context *context, *ending;
+    struct tv_tree tree;
+    int32_t moves; /* so far */
+};
+
 /* A session whose rounds run between, and what they answered. */
 struct visitor {
     struct tv_engine *engine;
@@ -27,8 +38,79 @@ struct visitor {
     float *logits[ROUNDS]; /* [NODES, vocab] */
     int32_t accepted[ROUNDS], pending[ROUNDS];
     int32_t rounds, calls;
-    int32_t every; /* calls, one of which does something; 0: 3 */
+    int32_t every;       /* calls, one of which does something; 0: 3 */
+    struct mover *mover; /* what else happens there, or NULL */
 };
+
+static void mover_open(struct mover *mover, struct tv_engine *engine)
+{
+    struct tv_test_random random = {.state = 78};
+    struct tv_round_rule rule = tv_test_greedy(engine);
+    int32_t prefix[PREFIX];
+    *mover = (struct mover){
+        .engine = engine, .context = tv_test_context(engine), .ending = tv_test_context(engine)};
+    tv_test_prefix_fill(prefix, PREFIX, engine->vocab, 7);
+    (void)tv_test_prefill(engine, mover->context, prefix, PREFIX, &rule);
+    (void)tv_test_prefill(engine, mover->ending, prefix, PREFIX, &rule);
+    tv_test_tree_random(&mover->tree, NODES, engine->vocab, 9, &random);
+}
+
+/* A round is held, settled by the last child of node 0, cut to half; and the other session ends. */
+static void move(struct mover *mover)
+{
+    const struct tv_engine_ops *ops = mover->engine->ops;
+    struct tv_round_in in = {.context = mover->context,
+                             .tree = &mover->tree,
+                             .rule = tv_test_greedy(mover->engine),
+                             .hold = 1};
+    struct tv_round_out out = {0};
+    int32_t path[2] = {0, 0};
+    for (int32_t i = 1; i < NODES; i++) {
+        path[1] = mover->tree.parents[i] == 0 ? i : path[1];
+    }
+    switch (mover->moves++) {
+    case 0:
+        assert_int_equal(ops->verify(mover->engine, &in, 1, &out), 0);
+        assert_int_equal(out.code, TV_OK);
+        break;
+    case 1:
+        assert_true(path[1] > 1); /* its row moves */
+        assert_int_equal(ops->settle(mover->engine, mover->context, path, 2), 0);
+        break;
+    case 2:
+        assert_int_equal(ops->truncate(mover->engine, mover->context, PREFIX + 1), 0);
+        break;
+    default:
+        ops->context_close(mover->engine, mover->ending);
+        mover->ending = NULL;
+        break;
+    }
+}
+
+/* Its rows: what they make of another tree. */
+static void mover_close(struct mover *mover, float *ret_logits)
+{
+    struct tv_round_rule rule = tv_test_greedy(mover->engine);
+    struct tv_round_out out = {0};
+    assert_int_equal(mover->moves, MOVES);
+    assert_int_equal(mover->engine->ops->context_len(mover->context), PREFIX + 1);
+    tv_test_verify(mover->engine, mover->context, &mover->tree, &rule, 0, &out);
+    memcpy(ret_logits, out.logits, NODES * (size_t)mover->engine->vocab * sizeof(float));
+    mover->engine->ops->context_close(mover->engine, mover->context);
+    tv_tree_finish(&mover->tree);
+}
+
+static void movers_equal(struct mover *left, struct mover *right)
+{
+    size_t bytes = NODES * (size_t)left->engine->vocab * sizeof(float);
+    float *rows[2] = {malloc(bytes), malloc(bytes)};
+    assert_true(rows[0] != NULL && rows[1] != NULL);
+    mover_close(left, rows[0]);
+    mover_close(right, rows[1]);
+    assert_memory_equal(rows[0], rows[1], bytes);
+    free(rows[0]);
+    free(rows[1]);
+}
 
 static void visitor_open(struct visitor *visitor, struct tv_engine *engine)
 {
@@ -75,6 +157,11 @@ static void between(void *context)
     if (visitor->calls % every == every / 2 && visitor->rounds < ROUNDS) {
         visit(visitor);
     }
+    for (int32_t i = 0; i < (every == 1 ? 2 : 1); i++) { /* there are few such calls then */
+        if (visitor->mover != NULL && visitor->mover->moves < MOVES) {
+            move(visitor->mover);
+        }
+    }
     visitor->calls++;
 }
 
@@ -118,18 +205,25 @@ static void run(const char *model, const char *backend, int apart)
     const struct tv_engine_fixture_options options = {
         .model = model, .backend = backend, .apart = apart};
     struct visitor alone, guest, host_alone, host;
+    struct mover still, moved;
     tv_engine_fixture_open(&fixture, &options);
     struct tv_engine *engine = fixture.engine;
     visitor_open(&alone, engine);
     visitor_open(&guest, engine);
     visitor_open(&host_alone, engine);
     visitor_open(&host, engine);
+    mover_open(&still, engine);
+    mover_open(&moved, engine);
     for (int32_t i = 0; i < ROUNDS; i++) {
         visit(&alone);
+    }
+    for (int32_t i = 0; i < MOVES; i++) {
+        move(&still);
     }
     prompt_run(engine, &host_alone);
     assert_int_equal(guest.calls, 0);
     guest.every = apart ? 1 : 0; /* between layers only */
+    guest.mover = &moved;
     engine->between = between;
     engine->between_context = &guest;
     prompt_run(engine, &host);
@@ -137,6 +231,7 @@ static void run(const char *model, const char *backend, int apart)
     assert_true(guest.calls >= (apart ? ROUNDS : VISITED)); /* it could be interrupted */
     visitors_equal(&alone, &guest);
     visitors_equal(&host_alone, &host);
+    movers_equal(&still, &moved);
     visitor_close(&alone);
     visitor_close(&guest);
     visitor_close(&host_alone);
