@@ -5,6 +5,9 @@
  * moves" (of rows that are settled, cut or forked, for good), "release", "stat", "slow
  * MICROSECONDS", "lose". stat answers on stdout; every other line ends the reading, as the end of
  * the input does. The last line on stdout is "end commits N".
+ * No tokens of prompts ride in its launches (rider_rows 0): a prompt is one slice of no time here,
+ * and tests that hold or count launches mean those of rounds alone. Launches that take some along
+ * are the business of test_sched_share.c, test_verify_shared.c and tests/parity/shared.py.
  */
 #include <errno.h>
 #include <pthread.h>
