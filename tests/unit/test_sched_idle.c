@@ -43,9 +43,9 @@ static void pass(int64_t seconds)
     (void)atomic_fetch_add(&ahead_us, seconds * SECOND);
 }
 
-/* A create of `count` tokens whose prompt has no page in common with any other. */
-static struct tv_call *create(struct fixture *fixture, const char *principal, int32_t count,
-                              struct client *client)
+/* A create of `count` tokens whose prompt has no page in common with any other, submitted. */
+static struct tv_call *create_start(struct fixture *fixture, const char *principal, int32_t count,
+                                    struct client *client)
 {
     static const uint8_t model_id[32];
     static int32_t serial;
@@ -62,7 +62,15 @@ static struct tv_call *create(struct fixture *fixture, const char *principal, in
     }
     (void)snprintf(body + at, sizeof body - (size_t)at, "]}");
     (void)snprintf(fixture->principal, sizeof fixture->principal, "%s", principal);
-    struct tv_call *call = ask(fixture, TV_CALL_CREATE, "", "%s", body);
+    struct tv_call *call = call_make(fixture, TV_CALL_CREATE, "", "%s", body);
+    call_start(fixture, call);
+    return call;
+}
+
+static struct tv_call *create(struct fixture *fixture, const char *principal, int32_t count,
+                              struct client *client)
+{
+    struct tv_call *call = call_wait(create_start(fixture, principal, count, client));
     if (call->reply.http_status == 201) {
         reply_text(call, "session", client->id, sizeof client->id);
         reply_text(call, "epoch", client->epoch, sizeof client->epoch);
@@ -230,6 +238,29 @@ static void test_a_prompt_has_room_for_all_before_its_first_slice(void **state)
     assert_conserved(fixture);
 }
 
+/* Each would fit alone: the one that came first has its pages although it has taken few of them,
+ * and the other is refused before anything of it is computed. */
+static void test_two_prompts_do_not_stop_each_other(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client clients[2];
+    struct tv_call *calls[2];
+    tv_fixed_engine_hold(fixture->engine, 1);
+    for (int i = 0; i < 2; i++) { /* 13 pages of 24 */
+        calls[i] = create_start(fixture, i == 0 ? "a" : "b", 200, &clients[i]);
+        tv_fixed_engine_await_held(fixture->engine);
+    }
+    tv_fixed_engine_hold(fixture->engine, 0);
+    assert_reply(call_wait(calls[0]), 201);
+    assert_refused(call_wait(calls[1]), 503, "kv-full");
+    assert_int_equal(reply_int(calls[1], "pages_needed"), 13);
+    assert_int_equal(reply_int(calls[1], "pages_free"), PAGES - 13);
+    assert_int_equal(atomic_load(&fixture->sched->stats->prefill_tokens), 200);
+    call_free(calls[0]);
+    call_free(calls[1]);
+    assert_conserved(fixture);
+}
+
 /* The key that holds most gives first, also where another's session is idle for longer. */
 static void test_who_has_most_gives(void **state)
 {
@@ -286,6 +317,7 @@ int main(void)
         CASE(test_what_forks_share_is_counted_once),
         CASE(test_what_a_used_fork_shares_does_not_come),
         CASE(test_a_prompt_has_room_for_all_before_its_first_slice),
+        CASE(test_two_prompts_do_not_stop_each_other),
         CASE(test_who_has_most_gives),
         CASE(test_what_is_used_stays),
     };
