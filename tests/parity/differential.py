@@ -208,9 +208,12 @@ class Player(Rig):
         other = {"rule": str(self.rng.choice(["greedy", "typical"]))} if self.rng.random() < 0.1 else {}
         rows = self.round(self.at, text, tree, full, **other)
         if rows is not None and not other and text.rule in ("target_walk", "greedy"):
-            for answer in text.last[2]:
+            for side, answer in enumerate(text.last[2]):
                 new = answer["new_tokens"]
-                require(new[: len(path)] == path, f"{self.at}: {new} with the drafts {path} that it decoded")
+                if new[: len(path)] != path:
+                    found = f"{self.at}: side {side}: {new} with the drafts {path} that it decoded"
+                    require(self.on_device(side), found)
+                    self.report.parted.append(found)
 
     def again(self):
         """The same round once more behind a rollback has the same bits; so has what is drawn without logits in sight."""
@@ -251,7 +254,7 @@ class Player(Rig):
         self.back(text, int(self.rng.integers(1, len(text.tokens) + 1)))
 
     def paths(self):
-        """A node has the bits of its path as a chain, behind the same prefix."""
+        """A node has the logits of its path as a chain, behind the same prefix."""
         text = self.pick()
         if text is None or len(self.texts) >= SESSIONS or text.rule in ("ratio_wor", "typical"):
             return
@@ -264,8 +267,7 @@ class Player(Rig):
         chain = [tree[0][node] for node in nodes], list(range(-1, len(nodes) - 1))
         alone = self.round(self.at, child, chain)
         for side in range(2 if alone else 0):
-            same = rows[side][nodes].tobytes() == alone[side].tobytes()
-            require(same, f"{self.at}: side {side}: the path {nodes} as a chain has other bits")
+            self.same_path(f"{self.at}: side {side}: the path {nodes} as a chain", side, rows[side][nodes], alone[side])
         if child in self.texts:
             self.drop(child)
 

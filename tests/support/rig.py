@@ -45,12 +45,26 @@ class Rig:
 
     # --- judgements
 
-    def tie(self, what, context, drawn, text, rule, rows):
+    def on_device(self, side):
+        """There other drafts beside a path change its logits, by less than noise; on a processor by no bit."""
+        return self.twins.sides[side].model["backend"] == "cuda"
+
+    def same_path(self, what, side, rows, alone):
+        """Rows of a path among other drafts, and of the path alone."""
+        if rows.tobytes() == alone.tobytes():
+            return
+        require(self.on_device(side), f"{what} has other bits")
+        if self.report.bounds is not None:
+            self.report.diverge(rows, alone)
+        elif np.abs(rows - alone).max() > bound_of(rows):
+            self.report.parted.append(what)
+
+    def tie(self, what, context, drawn, text, rule, rows, others=False):
         """Left and right drew different tokens behind `context`: is that a near tie? rows: the logits that they drew from,
         None behind a prefill, which does not show its own: then those of the same tokens as a tree, to the noise of two
-        forms, and some may be further apart."""
-        hidden = rows is None
-        if hidden:
+        forms, and some may be further apart. others: a device's rows, made among other drafts; the same."""
+        hidden = rows is None or others
+        if rows is None:
             rows = self.twins.row_behind(context)
             if rows is None:  # no room: what is open makes some
                 for other in list(self.texts):
@@ -84,6 +98,7 @@ class Rig:
             return True
         require(not self.report.exact, f"{what}: tokens {left} and {right}")
         rule = pair[0].get("rule")
+        others = tree is not None and rows is None and self.on_device(1)
         if tree is not None and rows is None:
             rows = self.shown(text, before[len(text.tokens) :], left[:first], pair)
             node = first
@@ -91,7 +106,7 @@ class Rig:
             node = pair[0]["accepted"]["nodes"][first]
         at = None if rows is None else [row[node] for row in rows]
         self.drop(text)
-        self.tie(what, [*before, *left[:first]], (left[first], right[first]), text, rule, at)
+        self.tie(what, [*before, *left[:first]], (left[first], right[first]), text, rule, at, others)
         return False
 
     def shown(self, text, pending, path, pair):

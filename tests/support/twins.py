@@ -116,6 +116,7 @@ class Report:
         self.worst = self.largest = 0.0  # of the bound with f32 rows; of all logits
         self.bound = 5e-4  # of the widest rows that came
         self.near_ties, self.undecided, self.far, self.refused = [], [], [], {}
+        self.parted = []  # paths whose logits, or whose draws, other drafts beside them changed on a device
         self.divergence = [np.zeros(0)]
 
     def logits(self, left, right):
@@ -131,9 +132,12 @@ class Report:
         if self.bounds is None:
             self.worst = max(self.worst, largest / bound if largest <= bound else 0.0)
             return largest <= bound
+        self.diverge(left, right)
+        return True
+
+    def diverge(self, left, right):
         want = log_softmax(left)
         self.divergence.append((np.exp(want) * (want - log_softmax(right))).sum(axis=1))
-        return True
 
     def apart(self):
         """In words."""
@@ -150,7 +154,8 @@ class Report:
         if self.exact:
             return
         share = APART if self.bounds is None else APART_ROUNDED
-        some = ("undecided routers", self.undecided, self.rounds), ("prefills apart", self.far, self.prefills)
+        some = ("undecided routers", self.undecided, self.rounds), ("prefills apart", self.far, self.prefills), (
+            "paths apart", self.parted, self.rounds)
         for what, found, of in some:
             require(len(found) <= max(1, share * of), f"{what}: {len(found)} of {of}: {found}")
         kl = np.concatenate(self.divergence)
