@@ -119,7 +119,7 @@ for dtype in bf16 f32; do
     step "batch_$dtype" 60 python3 "$source/tests/parity/batch.py" "$daemon" "$big" --backend "$backend" --kv-dtype $dtype --each 4 \
         --launch $([ "$backend" = cuda ] && echo 9 || echo 2)
 done
-cuda_step trees 150 python3 "$source/tests/parity/trees.py" "$daemon" "$models" --backend cuda --count 10000
+cuda_step trees 150 python3 "$source/tests/parity/trees.py" "$daemon" "$models" --backend cuda --count 2000
 step draft_rules 60 python3 "$source/tests/parity/draft_rules.py" "$daemon" "$big" "$text" --rounds 4 --backend "$backend"
 for test in prefix rules model variants synthetic; do
     step "http_$test" 60 python3 "$source/tests/http/test_$test.py"
