@@ -406,8 +406,8 @@ struct tv_kernels {
     int (*synthesize)(struct tv_kernels *k, const struct tv_synthesize *args);
 
     /* A device with memory of its own; NULL, all three, where that is the host's. device: constant.
-     * device_memory: bytes free and in all, whoever uses them, now. allocations: how often creation,
-     * alloc and record_end have taken device memory so far; any thread. */
+     * device_memory: bytes free and in all, whoever uses them, now. allocations: how often
+     * creation, alloc and record_end have taken device memory so far; any thread. */
     int (*device)(const struct tv_kernels *k, struct tv_device *ret_device);
     int (*device_memory)(const struct tv_kernels *k, size_t *ret_free, size_t *ret_total);
     uint64_t (*allocations)(const struct tv_kernels *k);

@@ -16,7 +16,7 @@ struct check {
     struct tv_kernels *k;
     struct tv_kernels *ref;
     struct tv_kernels *other; /* cpu: the same with another thread count; else NULL */
-    uint64_t taken; /* allocations of k when it was new */
+    uint64_t taken;           /* allocations of k when it was new */
     uint64_t seed;
     uint64_t rng;
     int32_t scale;    /* size of the loops: 1 is the default of the test suite */
