@@ -361,6 +361,8 @@ static void layer_fill(struct bed *b, struct tv_layer *a)
     a->norm_eps = a->next_norm_eps = 1e-6f;
     a->next_query = product(b, q_dim, HIDDEN);
     a->next_kv = product(b, LATENT + ROPE, HIDDEN);
+    float *h = result(b, HIDDEN * sizeof *h);
+    a->moe.experts.x = a->moe.logits.x = a->next_query.x = a->next_kv.x = h;
     a->query.q = a->next_query.y;
     a->query.latent.ckv = a->next_kv.y;
 }
