@@ -154,6 +154,25 @@ static void test_an_empty_path_discards(void **state)
     call_free(next);
 }
 
+/* A client may not choose a path that leaves no room for the token behind it. */
+static void test_a_path_ends_with_the_session(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client client;
+    client_open(fixture, &client, 20, ",\"stop\":{\"max_len\":23}");
+    struct tv_call *call = hold(fixture, &client, ",\"rule\":\"client\"");
+    assert_status(call, "held");
+    call_free(call);
+    client.seq++;
+    call = commit(fixture, &client, "\"path\":[0,1,3],\"next\":7");
+    assert_refused(call, 422, "context-full");
+    call_free(call);
+    call = commit(fixture, &client, "\"path\":[0,1],\"next\":7");
+    assert_status(call, "finished");
+    assert_int_equal(reply_int(call, "committed_len"), 22);
+    call_free(call);
+}
+
 static void test_rule_client_proposes_nothing(void **state)
 {
     struct fixture *fixture = *state;
@@ -529,6 +548,7 @@ int main(void)
         TEST(test_what_was_proposed_is_committed),
         TEST(test_another_path_is_committed),
         TEST(test_an_empty_path_discards),
+        TEST(test_a_path_ends_with_the_session),
         TEST(test_rule_client_proposes_nothing),
         TEST(test_paths_that_are_none),
         TEST(test_a_path_whose_first_draft_is_a_stop),

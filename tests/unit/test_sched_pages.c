@@ -201,6 +201,38 @@ static void a_fork_goes_its_own_way(void **state)
     client_check(fixture, &same);
 }
 
+static void assert_end(const struct tv_call *call, const char *finish, int32_t len)
+{
+    char text[16];
+    reply_text(call, "finish", text, sizeof text);
+    assert_string_equal(text, finish);
+    assert_int_equal(reply_int(call, "committed_len"), len);
+}
+
+/* Its stop tokens and its limit are the parent's, and at its full length so is its end. */
+static void a_fork_ends_where_its_parent_would(void **state)
+{
+    struct fixture *fixture = *state;
+    struct client parent, child;
+    char stop[64];
+    (void)snprintf(stop, sizeof stop, ",\"stop\":{\"token_ids\":[%d]}",
+                   tv_fixed_engine_token(fixture->engine, 45));
+    const char *ends[2] = {stop, ",\"stop\":{\"max_len\":46}"};
+    for (int i = 0; i < 2; i++) {
+        client_open(fixture, &parent, 40, ends[i]);
+        fork_client(fixture, &parent, 40, "", &child);
+        struct tv_call *call = call_wait(call_chain(fixture, &child, 9));
+        assert_end(call, i == 0 ? "stop" : "length", 45);
+        call_free(call);
+        call = ask(fixture, TV_CALL_FORK, child.id, "{\"epoch\":\"%s\"}", child.epoch);
+        assert_end(call, i == 0 ? "stop" : "length", 45);
+        call_free(call);
+        call = ask(fixture, TV_CALL_FORK, child.id, "{\"epoch\":\"%s\",\"len\":44}", child.epoch);
+        assert_int_equal(reply_int(call, "finish"), -1); /* null: it may go on */
+        call_free(call);
+    }
+}
+
 static void forks_are_refused(void **state)
 {
     struct fixture *fixture = *state;
@@ -414,6 +446,7 @@ int main(void)
         CASE(a_rollback_is_a_round_like_any_other),
         CASE(a_rollback_reopens),
         CASE(a_fork_goes_its_own_way),
+        CASE(a_fork_ends_where_its_parent_would),
         CASE(forks_are_refused),
         CASE(queued_forks_leave_nothing),
         cmocka_unit_test_setup_teardown(real_tokens_are_drawn_again, real_setup, real_teardown),
