@@ -287,7 +287,7 @@ class Player(Rig):
         answers = self.twins.each(lambda side: (self.as_one if as_one else self.at_once)(side, sent))
         self.calls += len(sent)
         for number, (text, child, tree, body) in enumerate(sent):
-            pair = self.served([side[number] for side in answers])
+            pair = self.served([side[number] for side in answers], alone=False)
             rows = self.judged(f"{self.at} item {number}", text, tree, body, pair) if pair is not None else None
             child.q = text.q
             alone = self.round(f"{self.at} item {number} alone", child, tree, draft=body["tree"]) if rows else None

@@ -30,8 +30,8 @@ class Rig:
         return self.twins.each(lambda side: self.twins.sides[side].post(
             path.format(id=text.ids[side]), dict(body, epoch=self.twins.sides[side].epoch)))
 
-    def served(self, answers):
-        return self.twins.outcome(answers, self.report)
+    def served(self, answers, alone=True):
+        return self.twins.outcome(answers, self.report, alone)
 
     def drop(self, text):
         """Close on both sides."""
