@@ -348,7 +348,7 @@ void tv_sched_snapshot_finish(struct tv_sched *sched);
 /* Give queued sliced calls a place while there is room for their progress. */
 void tv_sched_pick_start(struct tv_sched *sched);
 /* A round that computes nothing, or NULL: its session has nothing else under way, so it waits for
- * no launch and no slice. */
+ * no launch, and but for a fork for no slice. */
 struct job *tv_sched_pick_pages(struct tv_sched *sched);
 /* Fill sched->batch with rounds that are ready, and sched->rider. Their number; 0 with *wake_us
  * lowered when more are worth waiting for. */

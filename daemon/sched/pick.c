@@ -84,7 +84,9 @@ void tv_sched_pick_start(struct tv_sched *sched)
 struct job *tv_sched_pick_pages(struct tv_sched *sched)
 {
     struct job *job = sched->queue.first;
-    while (job != NULL && !tv_sched_pages_only(job)) {
+    /* a fork makes a context, which an engine does not do in the middle of a slice */
+    while (job != NULL && (!tv_sched_pages_only(job) ||
+                           (sched->sliced != NULL && job->round.kind == TV_CALL_FORK))) {
         job = job->next;
     }
     if (job != NULL) {

@@ -3,9 +3,9 @@
  *
  * Each turn: calls whose time is over, contexts of the gone, one launch over the rounds that are
  * ready, with a few tokens of a waiting prompt where that is cheap, one slice of one prefill while
- * no rounds are. An engine that can be interrupted in a slice lets rounds that come meanwhile go
- * between its parts. So neither a long prompt nor a long decode delays small rounds by more than a
- * slice, or a part of one.
+ * no rounds are. An engine that can be interrupted in a slice lets rounds, rollbacks and commits
+ * that come meanwhile go between its parts. So neither a long prompt nor a long decode delays small
+ * rounds by more than a slice, or a part of one.
  */
 #include <errno.h>
 #include <string.h>
@@ -163,12 +163,29 @@ static int slice_due(struct tv_sched *sched, int64_t *wake_us)
     return job != NULL;
 }
 
+/* A call that computes nothing. With the lock, which it lets go meanwhile. 1: something was done.
+ */
+static int pages_ready(struct tv_sched *sched)
+{
+    struct job *job = sched->stopping || sched->lost ? NULL : tv_sched_pick_pages(sched);
+    if (job != NULL) {
+        tv_sched_unlock(sched);
+        tv_sched_pages_run(sched, job);
+        tv_sched_lock(sched);
+    }
+    return job != NULL;
+}
+
 void tv_sched_between(void *context)
 {
     struct tv_sched *sched = context;
     int64_t start_us = tv_clock_us(), wake_us = INT64_MAX;
     tv_sched_lock(sched);
-    if (launch_ready(sched, &wake_us)) {
+    int done = launch_ready(sched, &wake_us);
+    while (pages_ready(sched)) {
+        done = 1;
+    }
+    if (done) {
         sched->between_us += tv_clock_us() - start_us;
         sched->launch_start_us = tv_clock_us(); /* the slice goes on inside the engine */
         sched->progress_us = sched->launch_start_us;

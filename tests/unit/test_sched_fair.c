@@ -271,18 +271,22 @@ static void long_prompts_leave_room_for_others(void **state)
     calls_free(calls, 13);
 }
 
-/* The engine can be interrupted in a slice: a round that comes meanwhile is done before it. */
+/* The engine can be interrupted in a slice: rounds that come meanwhile are done before it. */
 static void a_round_goes_between_the_parts_of_a_slice(void **state)
 {
     struct fixture *fixture = *state;
-    struct client client;
-    struct tv_call *create = prompt(fixture, 10), *late, *round;
+    struct client client, back;
+    struct tv_call *create = prompt(fixture, 10), *late, *round, *roll;
     client_open(fixture, &client, 5, "");
+    client_open(fixture, &back, 9, "");
     tv_fixed_engine_hold(fixture->engine, 1);
     enter_race(fixture, create);
     tv_fixed_engine_await_held(fixture->engine);
     round = chain(fixture, &client, 3);
     enter_race(fixture, round);
+    roll = call_make(fixture, TV_CALL_ROLLBACK, back.id,
+                     "{\"seq\":1,\"epoch\":\"%s\",\"expected_len\":9,\"len\":4}", back.epoch);
+    enter_race(fixture, roll);
     late = call_make(fixture, TV_CALL_ONESHOT, "",
                      "{\"tokens\":[1],\"tree\":{\"tokens\":[1],\"parents\":[-1]},"
                      "\"deadline_ms\":1}");
@@ -294,8 +298,11 @@ static void a_round_goes_between_the_parts_of_a_slice(void **state)
     assert_refused(call_wait(late), 504, "deadline");
     assert_int_equal(place(late), 0); /* refused right before the launch */
     assert_int_equal(place(round), 1);
-    assert_int_equal(place(create), 2);
+    assert_reply(call_wait(roll), 200);
+    assert_int_equal(place(roll), 2);
+    assert_int_equal(place(create), 3);
     call_free(create);
+    call_free(roll);
     call_free(round);
     call_free(late);
     client_advance(fixture, &client, 3);
