@@ -182,9 +182,7 @@ void tv_sched_between(void *context)
     int64_t start_us = tv_clock_us(), wake_us = INT64_MAX;
     tv_sched_lock(sched);
     int done = launch_ready(sched, &wake_us);
-    while (pages_ready(sched)) {
-        done = 1;
-    }
+    done |= pages_ready(sched); /* one: the slice goes on, however many there are */
     if (done) {
         sched->between_us += tv_clock_us() - start_us;
         sched->launch_start_us = tv_clock_us(); /* the slice goes on inside the engine */
