@@ -246,7 +246,9 @@ static void who_waits_for_a_batch_renews(void **state)
     char items[4400], longer[4400];
     const struct timespec millisecond = {.tv_nsec = 1000000};
     int32_t lease_s = 0;
+    tv_sched_lock(fixture->sched);     /* the worker reads it */
     fixture->engine->requests_max = 1; /* one round a launch */
+    tv_sched_unlock(fixture->sched);
     client_open(fixture, &clients[0], 5, ",\"lease_s\":60");
     client_open(fixture, &clients[1], 6, ",\"lease_s\":60");
     batch_of_two(fixture, clients, 0, items, sizeof items);
@@ -283,7 +285,9 @@ static void who_waits_for_a_batch_renews(void **state)
         assert_int_equal(lease_s, 900);
     }
     assert_int_equal(tv_fixed_engine_commits(fixture->engine), 2);
+    tv_sched_lock(fixture->sched);
     fixture->engine->requests_max = 4; /* as it was made, and will be given back */
+    tv_sched_unlock(fixture->sched);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
